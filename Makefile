@@ -1,0 +1,38 @@
+# Every target prepares its own environment; nothing else needs to be installed first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format
+
+help:
+	@echo "make demo    train on an unreliable fleet and show the result"
+	@echo "make test    run the tests"
+	@echo "make check   formatting, lint, types and tests, as CI does"
+	@echo "make setup   prepare .venv only"
+	@echo "make format  rewrite the code in the project's format"
+
+setup: .venv/ready
+
+.venv/ready: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "FedSaddle needs Python 3.11 or newer; name one with: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch .venv/ready
+
+demo: setup
+	$(BIN)/fedsaddle run quadratic
+
+test: setup
+	$(BIN)/python -m pytest -n auto
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .

@@ -1,0 +1,55 @@
+"""FedSaddle: minimax learning on fleets of unreliable devices."""
+
+from fedsaddle.algorithms import (
+    ALGORITHMS,
+    CDMAADA,
+    CDMANC,
+    CDMAONE,
+    CODASCA,
+    CatalystScaffoldS,
+    CODAPlus,
+    ExtraStep,
+    LocalSGDAPlus,
+    ParallelSGDA,
+)
+from fedsaddle.core import Pair
+from fedsaddle.engine.loop import Loop
+from fedsaddle.engine.vectorised import Vectorised
+from fedsaddle.errors import BadInput
+from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
+from fedsaddle.problems import PROBLEMS, Bilinear, Quadratic, RobustLeastSquares, ToyWGAN, TwoSines
+from fedsaddle.simulate import Outcome, make_study, simulate
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ALGORITHMS",
+    "CDMAADA",
+    "CDMANC",
+    "CDMAONE",
+    "CODASCA",
+    "PROBLEMS",
+    "BadInput",
+    "Bilinear",
+    "CODAPlus",
+    "CatalystScaffoldS",
+    "Dropout",
+    "Everybody",
+    "ExtraStep",
+    "Latency",
+    "LocalSGDAPlus",
+    "Loop",
+    "Outcome",
+    "Pair",
+    "Paper",
+    "ParallelSGDA",
+    "Quadratic",
+    "Quorum",
+    "RobustLeastSquares",
+    "ToyWGAN",
+    "Trace",
+    "TwoSines",
+    "Vectorised",
+    "make_study",
+    "simulate",
+]

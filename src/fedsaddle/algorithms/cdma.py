@@ -1,0 +1,187 @@
+"""CDMA: local descent-ascent on a random cohort, corrected by what another cohort collected (Algorithms 1-3).
+
+    NC    d = G_i(z; xi)
+    ONE   u_t = mean_i g_i(z_t)
+          d = G_i(z; xi) + u_t - G_i(z_t; xi)                                                  (Eq. 3)
+    ADA   u_t = (1 - a_t) u_{t-1} + mean_i [ g_i(z_t) - (1 - a_t) g_i(z_{t-1}) ]               (Eq. 2)
+          d as in ONE
+
+    K times: x <- x - eta d.x, y <- y + gamma d.y; then z_{t+1} = mean_i z_i
+
+G_i is a gradient on a minibatch xi, g_i on all of client i's data. u.x and u.y are the paper's u_t and v_t.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsaddle.core import (
+    Client,
+    Count,
+    Exponent,
+    Gradients,
+    Message,
+    Pair,
+    Parameters,
+    Phase,
+    Positive,
+    Reply,
+    Scalar,
+    StepSize,
+    Turn,
+    step,
+    zeros_like,
+)
+
+
+def corrected_walk(client: Client, z: Pair, u: Pair, eta: Scalar, gamma: Scalar) -> Pair:
+    """Local steps whose drift is corrected by u: at the start of the walk, d is u itself."""
+
+    def move(w: Pair, xi: object) -> Pair:
+        return step(w, client.grad(w, xi) + u - client.grad(z, xi), eta, gamma)
+
+    return client.walk(move, z)
+
+
+# --- CDMA-NC ------------------------------------------------------------------------------------------
+
+
+class Point(NamedTuple):
+    z: Pair
+
+
+@dataclass(frozen=True)
+class CDMANC:
+    """CDMA-NC: no correction (Algorithm 3)."""
+
+    eta: StepSize
+    gamma: StepSize
+    K: Count = 10
+
+    def init(self, z: Pair) -> Point:
+        return Point(z)
+
+    def send(self, server: Point) -> Message:
+        return {"z": server.z}
+
+    def update(self, client: Client, z: Parameters) -> Reply:
+        def move(w: Pair, xi: object) -> Pair:
+            return step(w, client.grad(w, xi), self.eta, self.gamma)
+
+        return Reply({"z": client.walk(move, z)})
+
+    def average(self, server: Point, turn: Turn, z: Parameters) -> Point:
+        return Point(z)
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("update", self.send, self.update, self.average, steps=lambda chance: self.K),)
+
+
+# --- CDMA-ONE -----------------------------------------------------------------------------------------
+
+
+class Corrected(NamedTuple):
+    z: Pair
+    u: Pair  # the correction
+
+
+@dataclass(frozen=True)
+class CDMAONE:
+    """CDMA-ONE: the correction is the mean gradient of one cohort (Algorithms 1-2 with alpha = 1)."""
+
+    eta: StepSize
+    gamma: StepSize
+    K: Count = 10
+
+    def init(self, z: Pair) -> Corrected:
+        return Corrected(z, zeros_like(z))
+
+    def send_point(self, server: Corrected) -> Message:
+        return {"z": server.z}
+
+    def collect(self, client: Client, z: Parameters) -> Reply:
+        return Reply({"g": client.full_grad(z)})
+
+    def correct(self, server: Corrected, turn: Turn, g: Gradients) -> Corrected:
+        return server._replace(u=g)
+
+    def send_correction(self, server: Corrected) -> Message:
+        return {"z": server.z, "u": server.u}
+
+    def update(self, client: Client, z: Parameters, u: Gradients) -> Reply:
+        return Reply({"z": corrected_walk(client, z, u, self.eta, self.gamma)})
+
+    def average(self, server: Corrected, turn: Turn, z: Parameters) -> Corrected:
+        return server._replace(z=z)
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (
+            Phase("collect", self.send_point, self.collect, self.correct),
+            Phase("update", self.send_correction, self.update, self.average, steps=lambda chance: self.K),
+        )
+
+
+# --- CDMA-ADA -----------------------------------------------------------------------------------------
+
+
+class Momentum(NamedTuple):
+    z: Pair
+    z_old: Pair  # z one round ago, the point u was last corrected at
+    u: Pair  # the correction
+
+
+@dataclass(frozen=True)
+class CDMAADA:
+    """CDMA-ADA: the correction is a recursive momentum, with the schedules of the paper's appendix.
+
+    eta_t = c_eta / (t+1)^rho, gamma_t = c_gamma / (t+1)^rho, alpha_t = min(1, c_alpha / (t+1)^(2 rho)).
+    """
+
+    c_eta: StepSize
+    c_gamma: StepSize
+    c_alpha: Positive = 5.0
+    rho: Exponent = 1 / 3
+    K: Count = 10
+
+    def eta(self, t: Tensor) -> Tensor:
+        return self.c_eta / (t + 1) ** self.rho
+
+    def gamma(self, t: Tensor) -> Tensor:
+        return self.c_gamma / (t + 1) ** self.rho
+
+    def alpha(self, t: Tensor) -> Tensor:
+        # In the first round there is no momentum yet: u_0 is the plain mean.
+        return torch.where(t == 0, 1.0, torch.clamp(self.c_alpha / (t + 1) ** (2 * self.rho), max=1.0))
+
+    def init(self, z: Pair) -> Momentum:
+        return Momentum(z, z, zeros_like(z))
+
+    def send_points(self, server: Momentum) -> Message:
+        return {"z": server.z, "z_old": server.z_old}
+
+    def collect(self, client: Client, z: Parameters, z_old: Parameters) -> Reply:
+        past = 1 - self.alpha(client.t)
+        return Reply({"g": client.full_grad(z) - past * client.full_grad(z_old)})
+
+    def correct(self, server: Momentum, turn: Turn, g: Gradients) -> Momentum:
+        past = 1 - self.alpha(turn.t)
+        return server._replace(z_old=server.z, u=past * server.u + g)
+
+    def send_correction(self, server: Momentum) -> Message:
+        return {"z": server.z, "u": server.u}
+
+    def update(self, client: Client, z: Parameters, u: Gradients) -> Reply:
+        return Reply({"z": corrected_walk(client, z, u, self.eta(client.t), self.gamma(client.t))})
+
+    def average(self, server: Momentum, turn: Turn, z: Parameters) -> Momentum:
+        return server._replace(z=z)
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (
+            Phase("collect", self.send_points, self.collect, self.correct),
+            Phase("update", self.send_correction, self.update, self.average, steps=lambda chance: self.K),
+        )

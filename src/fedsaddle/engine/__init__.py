@@ -1,0 +1,1 @@
+"""The loops: rounds over lanes, and the ways to ask clients."""

@@ -1,0 +1,50 @@
+"""How many floats a message holds, by variable and kind, read off the algorithm's own signatures."""
+
+from __future__ import annotations
+
+import typing
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedsaddle.core import Message, Phase
+from fedsaddle.errors import BadInput
+
+KINDS = ("parameters", "gradients", "control variates")
+
+
+class Content(NamedTuple):
+    variable: str  # x or y
+    kind: str
+
+
+Floats = Counter[Content]
+
+
+class Postage(NamedTuple):
+    """The floats of one message of a phase, each way."""
+
+    down: Floats
+    up: Floats
+
+
+def postage(phase: Phase, down: Message, up: Message) -> Postage:
+    return Postage(_floats(phase.name, phase.work, down), _floats(phase.name, phase.merge, up))
+
+
+def _floats(phase: str, receiver: Callable[..., Any], message: Message) -> Floats:
+    """The signature of the receiver is the schema: each name it takes is annotated with its kind."""
+    hints = typing.get_type_hints(receiver, include_extras=True)
+    floats: Floats = Counter()
+    for name, pair in message.items():
+        if name not in hints:
+            raise BadInput(f"phase '{phase}' sends '{name}', which {receiver.__name__} does not take")
+        kind = [note for note in getattr(hints[name], "__metadata__", ()) if note in KINDS]
+        if not kind:
+            raise BadInput(
+                f"phase '{phase}': annotate '{name}' of {receiver.__name__} with Parameters, Gradients or "
+                "ControlVariates, so that its floats can be counted"
+            )
+        floats[Content("x", kind[0])] += pair.x.shape[-1]
+        floats[Content("y", kind[0])] += pair.y.shape[-1]
+    return floats

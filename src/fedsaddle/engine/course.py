@@ -1,0 +1,106 @@
+"""The course of a run: rounds, with an evaluation now and then."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from fedsaddle.engine.accounting import Content
+from fedsaddle.engine.rounds import Event, Lanes, Study, begin, play, points, which
+
+
+@dataclass(frozen=True)
+class Row:
+    """One lane at one evaluation."""
+
+    lane: int
+    seed: int
+    round: int  # rounds played so far
+    floats_up: int  # of answers that were used
+    floats_down: int
+    time_simulated: float
+    metrics: dict[str, float]
+
+
+class Stop(NamedTuple):
+    """Where all lanes are after some rounds, and what has happened since the stop before."""
+
+    round: int  # rounds played so far
+    lanes: Lanes
+    rows: list[Row]
+    events: list[Event]
+
+
+class Flow(NamedTuple):
+    direction: str  # up (answers that were used), late (answers that were not) or down
+    content: Content
+
+
+def traffic(study: Study, lanes: Lanes, lane: int) -> Counter[Flow]:
+    """All floats a lane has sent so far, by direction, variable and kind."""
+    floats: Counter[Flow] = Counter()
+    for (direction, phase), messages in lanes.posted[lane].items():
+        letter = study.postage[phase].down if direction == "down" else study.postage[phase].up
+        for content, count in letter.items():
+            floats[Flow(direction, content)] += messages * count
+    return floats
+
+
+def evaluate(study: Study, lanes: Lanes, round: int) -> tuple[list[Row], list[Event]]:
+    """Judge every lane that is alive; one whose metrics are not finite has diverged."""
+    rows, events = [], []
+    everywhere = points(lanes.server)
+    for lane in which(lanes.alive):
+        metrics = study.problem.evaluate(everywhere[lane])
+        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if bad:
+            events.append(Event(lane, round - 1, "diverged", f"{bad[0]} is no longer finite"))
+            continue
+        floats = traffic(study, lanes, lane)
+        up, down = (
+            sum(count for flow, count in floats.items() if flow.direction == way) for way in ("up", "down")
+        )
+        rows.append(Row(lane, study.seeds[lane], round, up, down, lanes.clock[lane], metrics))
+    return rows, events
+
+
+def course(study: Study, rounds: int, every: int, start: Stop | None = None) -> Iterator[Stop]:
+    """Stop after every round, having evaluated at the beginning, every `every` rounds and at the end.
+
+    The course ends early when no lane is alive any more. Given a `start`, it goes on from there.
+    """
+    if start is None:
+        lanes = begin(study)
+        start = _judged(study, lanes, 0, [])
+        yield start
+    lanes = start.lanes
+    for round in range(start.round, rounds):
+        if not any(lanes.alive):
+            return
+        lanes, events = play(study, lanes, round)
+        events = [_with_last_metric(study, lanes, event) for event in events]
+        if (round + 1) % every == 0 or round + 1 == rounds:
+            stop = _judged(study, lanes, round + 1, events)
+            lanes = stop.lanes
+            yield stop
+        else:
+            yield Stop(round + 1, lanes, [], events)
+
+
+def _judged(study: Study, lanes: Lanes, round: int, events: list[Event]) -> Stop:
+    rows, diverged = evaluate(study, lanes, round)
+    ended = {event.lane for event in diverged}
+    alive = [on and lane not in ended for lane, on in enumerate(lanes.alive)]
+    return Stop(round, replace(lanes, alive=alive), rows, [*events, *diverged])
+
+
+def _with_last_metric(study: Study, lanes: Lanes, event: Event) -> Event:
+    """A lane that diverges keeps its last finite state: say how good that was."""
+    if event.what != "diverged":
+        return event
+    metrics = study.problem.evaluate(points(lanes.server)[event.lane])
+    name, value = next(iter(metrics.items()))
+    return event._replace(detail=f"{event.detail}; before this round {name} was {value:.4g}")

@@ -1,0 +1,91 @@
+"""Ask all clients at once: one vmap over the flat list of visits, in chunks that fit the memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fedsaddle.engine.visits import Extent, Task, Visits, answer, batch_rows
+
+
+class Vectorised:
+    """One computation for many visits. `memory` bounds, in bytes, what it holds at a time."""
+
+    def __init__(self, memory: int = 4 << 30) -> None:
+        self.memory = memory
+        self._needs: dict[tuple[int, int], int] = {}  # bytes of one visit, by phase and rows
+
+    def __call__(self, task: Task, visits: Visits) -> dict[str, Any]:
+        count = len(visits["size"])
+        at_once = max(1, self.memory // self._need(task, visits))
+        answers = [self._ask(task, _slice(visits, at, at + at_once)) for at in range(0, count, at_once)]
+        stacked: dict[str, Any] = tree_map(lambda *chunks: torch.cat(chunks), *answers)
+        return stacked
+
+    def _ask(self, task: Task, visits: Visits) -> dict[str, Any]:
+        steps = visits["steps"]
+        longest = int(steps.max())
+        extent = Extent(longest, int(visits["size"].max()), ragged=bool((steps < longest).any()))
+
+        def one(rows: Tensor, visit: Visits) -> dict[str, Any]:
+            return answer(task, extent, rows, **visit)
+
+        result: dict[str, Any] = torch.func.vmap(one)(batch_rows(task, extent, visits), visits)
+        return result
+
+    def _need(self, task: Task, visits: Visits) -> int:
+        """The memory of one visit, measured once for each phase by asking the largest client alone."""
+        largest = int(visits["size"].argmax())
+        kind = (task.phase, int(visits["size"][largest]))
+        if kind not in self._needs:
+            visit = _slice(visits, largest, largest + 1)
+            # A second step needs no more memory than the first, so a short walk tells.
+            visit["steps"] = visit["steps"].clamp(max=2)
+            self._needs[kind] = max(1, peak_bytes(lambda: self._ask(task, visit)))
+        return self._needs[kind]
+
+
+def _slice(visits: Visits, start: int, stop: int) -> Visits:
+    part: Visits = tree_map(lambda rows: rows[start:stop], visits)
+    return part
+
+
+class _Peak(TorchDispatchMode):
+    """Adds up the memory of all tensors alive that were made while it is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._notice(leaf.untyped_storage())
+        return result
+
+    def _notice(self, storage: torch.UntypedStorage) -> None:
+        name, size = storage._cdata, storage.nbytes()
+        if name not in self.known:
+            self.known.add(name)
+            self.alive += size
+            self.peak = max(self.peak, self.alive)
+            weakref.finalize(storage, self._forget, name, size)
+
+    def _forget(self, name: int, size: int) -> None:
+        self.known.discard(name)
+        self.alive -= size
+
+
+def peak_bytes(work: Callable[[], Any]) -> int:
+    """The most memory that tensors made by `work` held at any moment."""
+    with _Peak() as peak:
+        work()
+    return int(peak.peak)

@@ -1,0 +1,130 @@
+"""One visit: what a client does with what it was sent. The same code for one visit and under vmap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from fedsaddle import draws
+from fedsaddle.core import Algorithm, Message, Pair
+from fedsaddle.problem import Batch, Federation, Game, Minimax, Problem
+
+T = TypeVar("T")
+Field = Callable[[Pair, Batch], Pair]
+
+# A flat list of visits: in every tensor, row v belongs to visit v. The names are those of `answer`.
+Visits = dict[str, Any]
+
+
+class Task(NamedTuple):
+    """What all visits of one phase share."""
+
+    problem: Problem
+    algorithm: Algorithm
+    phase: int
+    batch: int  # rows of a minibatch
+
+
+class Extent(NamedTuple):
+    """How far a computation must reach to hold every visit in it."""
+
+    steps: int  # of the longest walk
+    rows: int  # of the largest client
+    ragged: bool  # whether some walks are shorter
+
+
+def field_of(problem: Problem) -> Field:
+    """What x descends and y ascends."""
+    if isinstance(problem, Game):
+        return problem.field
+    if isinstance(problem, Minimax):
+        return torch.func.grad(problem.loss)
+    raise TypeError(f"{type(problem).__name__} has neither `loss` nor `field`")
+
+
+class Oracle:
+    """The `Client` an algorithm talks to."""
+
+    def __init__(
+        self,
+        task: Task,
+        extent: Extent,
+        batch_rows: Tensor,
+        t: Tensor,
+        key: Tensor,
+        offset: Tensor,
+        size: Tensor,
+        steps: Tensor,
+        own: dict[str, Tensor],
+        kept: Pair | None,
+    ) -> None:
+        self.t, self.kept = t, kept
+        self._field = field_of(task.problem)
+        self._federation: Federation = task.problem.federation
+        self._extent, self._batch_rows, self._steps = extent, batch_rows, steps
+        self._key, self._offset, self._size, self._own = key, offset, size, own
+
+    def _gather(self, rows: Tensor, weight: Tensor, key: Tensor) -> Batch:
+        table = self._federation.rows
+        return Batch({name: table[name][self._offset + rows] for name in table}, self._own, weight, key)
+
+    def _minibatch(self, step: int, number: int) -> Batch:
+        rows = self._batch_rows[step, number]
+        weight = torch.full((len(rows),), 1 / len(rows), dtype=torch.float64, device=rows.device)
+        draw = step * self._batch_rows.shape[1] + number
+        return self._gather(rows, weight, draws.fold(draws.fold(self._key, 1), draw))
+
+    def grad(self, z: Pair, xi: Batch) -> Pair:
+        return self._field(z, xi)
+
+    def full_grad(self, z: Pair) -> Pair:
+        row = torch.arange(self._extent.rows, device=self._size.device)
+        real = row < self._size
+        padded = torch.where(real, row, 0)
+        return self._field(z, self._gather(padded, real / self._size, draws.fold(self._key, 2)))
+
+    def walk(self, move: Callable[..., T], start: T) -> T:
+        z = start
+        for step in range(self._extent.steps):
+            moved = move(z, *(self._minibatch(step, number) for number in range(self._batch_rows.shape[1])))
+            if self._extent.ragged:
+                going = step < self._steps
+                moved = tree_map(lambda new, old: torch.where(going, new, old), moved, z)  # noqa: B023
+            z = moved
+        return z
+
+
+def batch_rows(task: Task, extent: Extent, visits: Visits) -> Tensor:
+    """The rows of every minibatch: (visit, step, minibatch of the step, row); no first one for one visit."""
+    per_step = task.algorithm.phases()[task.phase].batches
+    key = draws.fold(visits["key"], 0)
+    rows = draws.batches(key, visits["size"], extent.steps * per_step * task.batch, extent.rows)
+    return rows.reshape(*key.shape, extent.steps, per_step, task.batch)
+
+
+def answer(
+    task: Task,
+    extent: Extent,
+    batch_rows: Tensor,
+    *,
+    hyper: dict[str, Tensor],
+    down: Message,
+    t: Tensor,
+    key: Tensor,
+    offset: Tensor,
+    size: Tensor,
+    steps: Tensor,
+    own: dict[str, Tensor],
+    kept: Pair | None = None,
+) -> dict[str, Any]:
+    """One client's answer: what goes `up` and, if it keeps anything, what it will `keep`."""
+    algorithm: Any = task.algorithm
+    mine: Algorithm = replace(algorithm, **hyper)
+    client = Oracle(task, extent, batch_rows, t, key, offset, size, steps, own, kept)
+    reply = mine.phases()[task.phase].work(client, **down)
+    return {"up": reply.up} if reply.keep is None else {"up": reply.up, "keep": reply.keep}

@@ -1,0 +1,321 @@
+"""Who is invited, who answers and when, and when the server goes on (SIWER).
+
+Start-Immediately-With-Enough-Responses: the server invites S^ clients and goes on with the first S_t
+answers. `Quorum` holds that rule, for simulated and for real arrivals alike. A fleet says how long each
+invited client takes to answer; infinitely long if it never does. Every fleet is a pure function of
+(seed, round, phase, client); a trace also of the simulated time.
+"""
+
+from __future__ import annotations
+
+import csv
+import enum
+import math
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedsaddle import draws
+from fedsaddle.errors import BadInput, check_count
+
+NEVER = math.inf
+
+
+# --- enough responses ---------------------------------------------------------------------------------
+
+
+class Verdict(enum.Enum):
+    WAIT = "wait"
+    GO = "go"
+    ABANDON = "abandon"
+
+
+class Settled(NamedTuple):
+    """How one phase ended, by the places of the invited clients in their list."""
+
+    accepted: list[int]
+    late: list[int]  # answered, but too late to be used
+    seconds: float  # from the invitation to the decision
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """Invite S^ clients, go on with the first S_t answers."""
+
+    invite: int = 8  # S^
+    enough: int | None = None  # S_t; without it, every answer is waited for
+    minimum: int = 1  # fewer answers abandon the round
+    deadline: float | None = None  # seconds after which the minimum is enough
+    grace: float = 0.0  # seconds after the deadline in which the minimum may still be reached
+
+    def __post_init__(self) -> None:
+        check_count("invite", self.invite)
+        check_count("minimum", self.minimum)
+        if self.enough is not None:
+            check_count("enough", self.enough)
+            if self.enough > self.invite:
+                raise BadInput(f"enough must be at most invite ({self.invite}), got {self.enough}")
+        if self.minimum > (self.enough or self.invite):
+            name = "invite" if self.enough is None else "enough"
+            raise BadInput(
+                f"minimum must be at most {name} ({self.enough or self.invite}), got {self.minimum}"
+            )
+        if self.deadline is not None and not 0 < self.deadline < math.inf:
+            raise BadInput(f"deadline must be a positive number of seconds, got {self.deadline}")
+        if not 0 <= self.grace < math.inf:
+            raise BadInput(f"grace must be a number of seconds, 0 or more, got {self.grace}")
+        if self.grace and self.deadline is None:
+            raise BadInput("grace begins at the deadline: give a deadline too")
+
+    @property
+    def wanted(self) -> int:
+        return self.invite if self.enough is None else self.enough
+
+    def verdict(self, answered: int, pending: int, elapsed: float) -> Verdict:
+        """What to do after `elapsed` seconds, with `pending` clients that may still answer."""
+        if answered >= self.wanted:
+            return Verdict.GO
+        overdue = self.deadline is not None and elapsed >= self.deadline
+        if answered >= self.minimum and (overdue or pending == 0):
+            return Verdict.GO
+        if pending == 0 or (overdue and self.deadline is not None and elapsed >= self.deadline + self.grace):
+            return Verdict.ABANDON
+        return Verdict.WAIT
+
+    def settle(self, delays: list[float]) -> Settled:
+        """Play the arrivals in order until there is a verdict.
+
+        Without a deadline nobody waits for clients that never answer: a simulation knows when the last
+        answer has come. A real server does not, and should be given a deadline.
+        """
+        arrivals = sorted((delay, place) for place, delay in enumerate(delays) if delay < NEVER)
+        moments = {delay for delay, _ in arrivals}
+        if self.deadline is not None:
+            moments |= {self.deadline, self.deadline + self.grace}
+        answered, moment, verdict = 0, 0.0, Verdict.ABANDON
+        for moment in sorted(moments):
+            while answered < len(arrivals) and arrivals[answered][0] <= moment:
+                answered += 1
+            never = self.deadline is None and answered == len(arrivals)
+            verdict = self.verdict(answered, 0 if never else len(delays) - answered, moment)
+            if verdict is not Verdict.WAIT:
+                break
+        used = min(answered, self.wanted) if verdict is Verdict.GO else 0
+        places = [place for _, place in arrivals]
+        return Settled(places[:used], places[used:], moment, verdict)
+
+
+# --- invitations --------------------------------------------------------------------------------------
+
+
+def invite(seeds: Tensor, round: int, phase: int, clients: int, count: int, weights: Tensor | None) -> Tensor:
+    """The clients (lane, count) that each lane invites: without replacement, uniformly or by weight."""
+    key = draws.key(draws.COHORT, seeds, round, phase)
+    if weights is None:
+        return torch.tensor(draws.choose(key, clients, count))
+    return torch.tensor(draws.choose_weighted(key, weights, count))
+
+
+# --- fleets -------------------------------------------------------------------------------------------
+
+
+class Fleet(Protocol):
+    """How the clients of a fleet answer."""
+
+    def check(self, clients: int) -> None:
+        """Refuse a federation this fleet does not fit."""
+
+    def delays(self, seeds: Tensor, round: int, phase: int, clients: Tensor, now: list[float]) -> Tensor:
+        """Seconds until each invited client (lane, place) answers, with the lanes' clocks at `now`."""
+
+
+def _key(seeds: Tensor, round: int, phase: int, clients: Tensor) -> Tensor:
+    return draws.key(draws.FLEET, seeds[:, None], round, phase, clients)
+
+
+@dataclass(frozen=True)
+class Everybody:
+    """All answer, each after one second."""
+
+    def check(self, clients: int) -> None:
+        pass
+
+    def delays(self, seeds: Tensor, round: int, phase: int, clients: Tensor, now: list[float]) -> Tensor:
+        return torch.ones(clients.shape, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """S_t = ceil(p_t S^) clients answer, p_t ~ U[least, 1], drawn once a round; each after one second."""
+
+    least: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least <= 1:
+            raise BadInput(f"least must be between 0 and 1, got {self.least}")
+
+    def check(self, clients: int) -> None:
+        pass
+
+    def delays(self, seeds: Tensor, round: int, phase: int, clients: Tensor, now: list[float]) -> Tensor:
+        p = self.least + (1 - self.least) * draws.uniform(draws.key(draws.FLEET, seeds, round), 1)
+        enough = torch.ceil(p * clients.shape[-1])
+        luck = draws.uniform(_key(seeds, round, phase, clients), 1).squeeze(-1)
+        rank = luck.argsort(dim=-1).argsort(dim=-1)
+        return torch.where(rank < enough, 1.0, NEVER).to(torch.float64)
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Each client fails to answer with a rate of its own; the others take one second."""
+
+    rate: float | tuple[float, ...] = 0.3  # one for all, or one for each client
+
+    def __post_init__(self) -> None:
+        rates = self.rate if isinstance(self.rate, tuple) else (self.rate,)
+        for rate in rates:
+            if not 0 <= rate <= 1:
+                raise BadInput(f"rate must be between 0 and 1, got {rate}")
+
+    def check(self, clients: int) -> None:
+        if isinstance(self.rate, tuple) and len(self.rate) != clients:
+            raise BadInput(
+                f"rate must be one number or one for each of the {clients} clients, got {len(self.rate)}"
+            )
+
+    def delays(self, seeds: Tensor, round: int, phase: int, clients: Tensor, now: list[float]) -> Tensor:
+        luck = draws.uniform(_key(seeds, round, phase, clients), 1).squeeze(-1)
+        rate = torch.tensor(self.rate, dtype=torch.float64)
+        lost = luck < (rate[clients] if rate.dim() else rate)
+        return torch.where(lost, NEVER, 1.0).to(torch.float64)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Log-normal delays, fast and slow devices; which one a client is stays the same for a whole run."""
+
+    median: float = 10.0  # seconds, of a fast device
+    spread: float = 0.5  # standard deviation of the delay's logarithm
+    slow: float = 0.3  # the part of the clients that are slow devices
+    slowdown: float = 4.0  # how much longer these take
+    dropout: float = 0.0  # the rate at which any client does not answer at all
+
+    def __post_init__(self) -> None:
+        for name in ("median", "slowdown"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise BadInput(f"{name} must be above 0, got {getattr(self, name)}")
+        if not 0 <= self.spread < math.inf:
+            raise BadInput(f"spread must be at least 0, got {self.spread}")
+        for name in ("slow", "dropout"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise BadInput(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+
+    def check(self, clients: int) -> None:
+        pass
+
+    def delays(self, seeds: Tensor, round: int, phase: int, clients: Tensor, now: list[float]) -> Tensor:
+        device = draws.uniform(draws.key(draws.FLEET, seeds[:, None], clients), 1).squeeze(-1)
+        median = torch.where(device < self.slow, self.median * self.slowdown, self.median)
+        key = _key(seeds, round, phase, clients)
+        delay = median * torch.exp(self.spread * draws.normal(draws.fold(key, 0), 1).squeeze(-1))
+        lost = draws.uniform(draws.fold(key, 1), 1).squeeze(-1) < self.dropout
+        return torch.where(lost, NEVER, delay)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Clients are reachable when a file says so: CSV with the columns client, start, end (in seconds).
+
+    A client takes up an invitation when it is next reachable for long enough, and answers `seconds` later.
+    The trace begins again after its last end.
+    """
+
+    path: str
+    seconds: float = 1.0
+    spans: dict[int, list[tuple[float, float]]] = field(init=False, repr=False, compare=False)
+    period: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf:
+            raise BadInput(f"seconds must be above 0, got {self.seconds}")
+        spans = read_trace(Path(self.path))
+        object.__setattr__(self, "spans", spans)
+        object.__setattr__(self, "period", max(end for client in spans.values() for _, end in client))
+
+    def check(self, clients: int) -> None:
+        strangers = [client for client in self.spans if client >= clients]
+        if strangers:
+            raise BadInput(
+                f"{self.path}: client {min(strangers)} is not among the {clients} clients, 0 to {clients - 1}"
+            )
+
+    def delays(self, seeds: Tensor, round: int, phase: int, clients: Tensor, now: list[float]) -> Tensor:
+        lanes = zip(clients.tolist(), now, strict=True)
+        return torch.tensor(
+            [[self.delay(i, clock) for i in lane] for lane, clock in lanes], dtype=torch.float64
+        )
+
+    def delay(self, client: int, now: float) -> float:
+        spans = self.spans.get(client, [])
+        lap, moment = divmod(now, self.period)
+        for again in (0, 1):  # the rest of this lap, then one whole lap
+            first = max(0, bisect_right(spans, (moment, NEVER)) - 1) if not again else 0
+            for start, end in spans[first:]:
+                begin = max(start, moment) if not again else start
+                if begin + self.seconds <= end:
+                    return (lap + again) * self.period + begin + self.seconds - now
+        return NEVER
+
+
+def read_trace(path: Path) -> dict[int, list[tuple[float, float]]]:
+    """The times each client is reachable, in order, with touching ones joined."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.reader(file))
+    except OSError as error:
+        raise BadInput(f"cannot read the trace {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error):
+        raise BadInput(f"{path} is not a CSV text file") from None
+    if not lines or [name.strip() for name in lines[0]] != ["client", "start", "end"]:
+        raise BadInput(f"{path}: the first line must be client,start,end")
+    found: dict[int, list[tuple[float, float]]] = {}
+    for number, line in enumerate(lines[1:], start=2):
+        if not line:
+            continue
+        try:
+            client, start, end = int(line[0]), float(line[1]), float(line[2])
+            ok = len(line) == 3 and client >= 0 and 0 <= start < end < math.inf
+        except (ValueError, IndexError):
+            ok = False
+        if not ok:
+            raise BadInput(
+                f"{path}, line {number}: expected a client and 0 <= start < end, got {','.join(line)}"
+            )
+        found.setdefault(client, []).append((start, end))
+    if not found:
+        raise BadInput(f"{path}: no client is ever reachable")
+    return {client: _joined(sorted(spans)) for client, spans in found.items()}
+
+
+def _joined(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    joined = [spans[0]]
+    for start, end in spans[1:]:
+        if start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+FLEETS = {
+    "paper": Paper,
+    "everybody": Everybody,
+    "dropout": Dropout,
+    "latency": Latency,
+    "trace": Trace,
+}

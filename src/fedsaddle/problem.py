@@ -1,0 +1,80 @@
+"""What a task is: data on clients, a loss for two players, and how to judge a point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fedsaddle.core import Pair
+from fedsaddle.errors import BadInput
+
+
+class Batch(NamedTuple):
+    """Some rows of one client, and all the randomness a loss on them may use."""
+
+    rows: dict[str, Tensor]  # (row, ...)
+    own: dict[str, Tensor]  # what the client holds once, whatever the rows
+    weight: Tensor  # (row,); sums to one; zero for padding
+    key: Tensor  # for draws beyond the rows, such as a generator's noise: see fedsaddle.draws
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over the rows of values (row, ...)."""
+        mean: Tensor = torch.tensordot(self.weight.to(values.dtype), values, dims=1)
+        return mean
+
+
+@dataclass(frozen=True)
+class Federation:
+    """All clients' data: one table of rows, cut into one run of rows for each client."""
+
+    rows: dict[str, Tensor]  # (rows of all clients, ...)
+    sizes: Tensor  # (client,)
+    own: dict[str, Tensor] = field(default_factory=dict)  # (client, ...)
+
+    def __post_init__(self) -> None:
+        empty = (self.sizes < 1).nonzero().flatten().tolist()
+        if empty:
+            raise BadInput(f"client {empty[0]} is empty ({len(empty)} of {len(self)} are); each needs a row")
+        total = int(self.sizes.sum())
+        for name, table in self.rows.items():
+            if len(table) != total:
+                raise BadInput(f"'{name}' has {len(table)} rows, but the clients' sizes add up to {total}")
+        for name, table in self.own.items():
+            if len(table) != len(self):
+                raise BadInput(f"'{name}' has {len(table)} entries for {len(self)} clients")
+        object.__setattr__(self, "offsets", torch.cumsum(self.sizes, 0) - self.sizes)
+        object.__setattr__(self, "longest", int(self.sizes.max()))
+
+    offsets: Tensor = field(init=False)  # (client,): where its run of rows begins
+    longest: int = field(init=False)  # the largest client's size
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+class Problem(Protocol):
+    """A task. It also has either `loss` (a Minimax) or `field` (a Game)."""
+
+    @property
+    def federation(self) -> Federation: ...
+
+    def init(self, seed: int) -> Pair:
+        """Where a run starts."""
+
+    def evaluate(self, z: Pair) -> dict[str, float]:
+        """Metrics at a point, always under the same names."""
+
+
+@runtime_checkable
+class Minimax(Protocol):
+    def loss(self, z: Pair, xi: Batch) -> Tensor:
+        """f on a batch: x descends it, y ascends it."""
+
+
+@runtime_checkable
+class Game(Protocol):
+    def field(self, z: Pair, xi: Batch) -> Pair:
+        """For games without one common loss: what x descends and what y ascends."""

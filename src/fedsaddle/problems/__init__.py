@@ -1,0 +1,29 @@
+"""The problems, by the names an experiment calls them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fedsaddle.problems.exact import Bilinear, Quadratic, RobustLeastSquares, ToyWGAN, TwoSines
+
+__all__ = ["PROBLEMS", "Bilinear", "Entry", "Quadratic", "RobustLeastSquares", "ToyWGAN", "TwoSines"]
+
+
+class Entry(NamedTuple):
+    """A name in an experiment file: a class of problems and what its defaults become under this name."""
+
+    task: type[Any]
+    summary: str
+    defaults: dict[str, Any] = {}  # noqa: RUF012
+
+
+PROBLEMS = {
+    "quadratic": Entry(Quadratic, "heterogeneous quadratic, nonconvex in x, strongly concave in y"),
+    "quadratic-pl": Entry(Quadratic, "its sibling with flat directions in y: PL only", {"flat": 3}),
+    "two-sines": Entry(TwoSines, "x^2 + 3 sin^2 x sin^2 y - 4 y^2 - 10 sin^2 y: PL in both"),
+    "toy-wgan": Entry(ToyWGAN, "a Gaussian generator against a quadratic critic"),
+    "robust-least-squares": Entry(
+        RobustLeastSquares, "least squares with adversarial targets, split by rows"
+    ),
+    "bilinear": Entry(Bilinear, "a bilinear game"),
+}
