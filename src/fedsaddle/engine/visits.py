@@ -85,8 +85,8 @@ class Oracle:
     def full_grad(self, z: Pair) -> Pair:
         row = torch.arange(self._extent.rows, device=self._size.device)
         real = row < self._size
-        padded = torch.where(real, row, 0)
-        return self._field(z, self._gather(padded, real / self._size, draws.fold(self._key, 2)))
+        padded, weight = torch.where(real, row, 0), real.to(torch.float64) / self._size
+        return self._field(z, self._gather(padded, weight, draws.fold(self._key, 2)))
 
     def walk(self, move: Callable[..., T], start: T) -> T:
         z = start

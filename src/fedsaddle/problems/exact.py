@@ -337,7 +337,7 @@ class ToyWGAN:
     def moments(self) -> tuple[float, float]:
         """First and second moment of the real data, each client counting the same."""
         real, sizes = self.federation.rows["real"], self.federation.sizes
-        weight = (1.0 / (sizes * len(sizes))).to(torch.float64).repeat_interleave(sizes)
+        weight = (1 / (sizes.to(torch.float64) * len(sizes))).repeat_interleave(sizes)
         return float(weight @ real), float(weight @ real**2)
 
     def init(self, seed: int) -> Pair:
@@ -430,7 +430,9 @@ class RobustLeastSquares:
                 "number": torch.arange(len(client)),
             },
             sizes=sizes,
-            own={"share": sizes * len(sizes) / len(client)},  # so that every row counts the same in f
+            own={
+                "share": sizes.to(torch.float64) * len(sizes) / len(client)
+            },  # so that every row counts the same in f
         )
 
     def init(self, seed: int) -> Pair:

@@ -1,0 +1,249 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedsaddle import __version__
+from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.engine.course import Stop
+from fedsaddle.errors import BadInput
+from fedsaddle.fleet import FLEETS
+from fedsaddle.problems import PROBLEMS
+from fedsaddle.report import draw, findings, mean_and_spread, metric_of
+from fedsaddle.runs import Interrupted, Plan, RunFolder, Watch, execute
+from fedsaddle.spec import load, shipped
+
+BAD_INPUT, ALL_DIVERGED, INTERRUPTED = 2, 3, 130
+
+app = typer.Typer(
+    help="Minimax learning on fleets of unreliable devices.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out, err = Console(), Console(stderr=True)
+
+
+# --- progress --------------------------------------------------------------------------------------------
+
+
+class Silent:
+    """For --quiet."""
+
+    def begin(self, algorithm: str, start: int) -> None:
+        pass
+
+    def stop(self, algorithm: str, stop: Stop) -> None:
+        pass
+
+
+def _describe(stop: Stop, lanes: int) -> str:
+    name = next(iter(stop.rows[0].metrics))
+    mean = sum(row.metrics[name] for row in stop.rows) / len(stop.rows)
+    up = sum(row.floats_up for row in stop.rows) / len(stop.rows)
+    alive = sum(stop.lanes.alive)
+    lost = "" if alive == lanes else f"  {alive} of {lanes} lanes alive"
+    return f"{name} {mean:.3e}  floats up {up:.3g}{lost}"
+
+
+class Lines:
+    """For a pipe: a plain line about every tenth of the way, and for everything that happens."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def begin(self, algorithm: str, start: int) -> None:
+        self.told = start
+        self.began, self.start = time.monotonic(), start
+
+    def stop(self, algorithm: str, stop: Stop) -> None:
+        for event in stop.events:
+            if event.what == "diverged":
+                seed = self.plan.studies[algorithm].seeds[event.lane]
+                print(f"{algorithm} seed {seed} diverged in round {event.round}: {event.detail}", flush=True)
+        last = stop.round == self.plan.rounds
+        if stop.rows and (last or stop.round == 0 or stop.round - self.told >= self.plan.rounds / 10):
+            self.told = stop.round
+            speed = (stop.round - self.start) / max(1e-9, time.monotonic() - self.began)
+            pace = f"  {speed:.1f} rounds/s" if stop.round > self.start else ""
+            lanes = len(self.plan.studies[algorithm].seeds)
+            print(
+                f"{algorithm} round {stop.round}/{self.plan.rounds}  {_describe(stop, lanes)}{pace}",
+                flush=True,
+            )
+
+
+class Bars:
+    """For a person: one line for each algorithm, with the time that is left."""
+
+    def __init__(self, plan: Plan, progress: Progress) -> None:
+        self.plan, self.progress = plan, progress
+        self.tasks: dict[str, TaskID] = {}
+
+    def begin(self, algorithm: str, start: int) -> None:
+        task = self.progress.add_task(algorithm, total=self.plan.rounds, completed=start, metric="")
+        self.tasks[algorithm] = task
+
+    def stop(self, algorithm: str, stop: Stop) -> None:
+        study, task = self.plan.studies[algorithm], self.tasks[algorithm]
+        for event in stop.events:
+            if event.what == "diverged":
+                seed = study.seeds[event.lane]
+                self.progress.print(
+                    f"{algorithm} seed {seed} diverged in round {event.round}: {event.detail}"
+                )
+        if stop.rows:
+            self.progress.update(task, metric=_describe(stop, len(study.seeds)))
+        self.progress.update(task, completed=stop.round)
+
+
+def _bars(plan: Plan) -> Progress:
+    return Progress(
+        TextColumn("{task.description:<20}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("{task.fields[metric]}"),
+        console=out,
+    )
+
+
+def _until_asked() -> Callable[[], bool]:
+    """True once Ctrl-C or SIGTERM has come; a second Ctrl-C ends the program at once."""
+    asked = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        err.print("finishing this round, then making a checkpoint ...")
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGTERM, note)
+    return lambda: asked
+
+
+# --- commands --------------------------------------------------------------------------------------------
+
+
+@app.command()
+def run(
+    experiment: Annotated[str, typer.Argument(help="The name of a shipped experiment, or a TOML file.")],
+    algorithm: Annotated[str, typer.Option(help="Only these, such as cdma-ada,cdma-one.")] = "",
+    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Such as 0-4 or 0,3,7-9.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: problem.kappa=20.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, vectorised or loop.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="The run's folder.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Make a checkpoint at most so often.")] = 10.0,
+) -> None:
+    """Run an experiment."""
+    if resume and folder is None:
+        raise BadInput("--resume needs the folder of the run: --out DIR")
+    chosen = [name.strip() for name in algorithm.split(",") if name.strip()]
+    plan = load(experiment, algorithms=chosen, rounds=rounds, seeds=seeds, engine=engine, settings=set_ or [])
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in plan.resolved["name"])
+    path = folder or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    run_folder = RunFolder(path, plan, resume)
+    for note in run_folder.notes:
+        err.print(f"note: {note}")
+    try:
+        _execute(run_folder, quiet, checkpoint_seconds)
+    except Interrupted:
+        err.print(f"stopped; go on with the same command and: --out {path} --resume", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        run_folder.close()
+    _show(path, quiet)
+    if any(not finding.final for finding in findings(path)):
+        raise typer.Exit(ALL_DIVERGED)
+
+
+def _execute(run_folder: RunFolder, quiet: bool, checkpoint_seconds: float) -> None:
+    plan, asked = run_folder.plan, _until_asked()
+    watch: Watch
+    if quiet or not out.is_terminal:
+        watch = Silent() if quiet else Lines(plan)
+        execute(run_folder, watch, asked, checkpoint_seconds)
+    else:
+        with _bars(plan) as progress:
+            execute(run_folder, Bars(plan, progress), asked, checkpoint_seconds)
+
+
+def _show(path: Path, quiet: bool) -> None:
+    picture = draw(path)
+    if quiet:
+        return
+    metric = metric_of(path)
+    table = Table(title=f"{metric} at the end, mean ± standard deviation over the seeds", box=box.SIMPLE)
+    for column in ("algorithm", metric, "seeds", "floats up", "seconds", "abandoned"):
+        table.add_column(column, justify="left" if column == "algorithm" else "right", no_wrap=True)
+    for one in findings(path):
+        seeds = f"{len(one.final)} of {len(one.final) + one.diverged}"
+        value, floats, seconds = "diverged", "", ""
+        if one.final:
+            value = mean_and_spread(one.final)
+            floats, seconds = f"{fmean(one.floats_up):.4g}", f"{fmean(one.seconds):.4g}"
+        table.add_row(one.algorithm, value, seeds, floats, seconds, str(one.abandoned))
+    out.print(table)
+    out.print(f"rounds   {path / 'rounds.csv'}\ncurves   {picture}", soft_wrap=True, highlight=False)
+
+
+@app.command("list")
+def list_() -> None:
+    """Show the experiments, algorithms, problems and fleets there are."""
+    sections = {
+        "experiments": shipped(),
+        "algorithms": {name: entry.summary for name, entry in ALGORITHMS.items()},
+        "problems": {name: entry.summary for name, entry in PROBLEMS.items()},
+        "fleets": {name: (model.__doc__ or "").splitlines()[0] for name, model in FLEETS.items()},
+    }
+    for title, entries in sections.items():
+        out.print(title, style="bold")
+        for name, summary in entries.items():
+            out.print(f"  {name:<26}{summary}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"fedsaddle {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; what a person can put right ends in one line."""
+    try:
+        app()
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"error: {error.strerror or error}{where}; what was saved can be resumed", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,370 @@
+"""A run folder: what a run leaves behind, and how it goes on after a crash as if nothing had happened.
+
+    experiment.json         the resolved experiment; it can be run again as it is
+    rounds.csv              one row an evaluation of a lane
+    traffic.csv             floats sent so far at each evaluation, by direction, variable and kind
+    events.csv              abandoned rounds, diverged lanes
+    final/ALGORITHM.safetensors   each seed's last finite point
+    checkpoint.json, state-*.safetensors
+
+checkpoint.json is the one place that says how far the run is. It names the state file and holds its hash,
+the length and hash of every table, and a hash of itself; replacing it, atomically, is what makes a
+checkpoint. A resumed run cuts the tables back to the lengths in it and goes on: since no draw depends on
+anything but (seed, round, phase, client), it writes the same bytes again.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fedsaddle.engine.course import Stop, course, traffic
+from fedsaddle.engine.rounds import Lanes, Posted, Study, begin, points
+from fedsaddle.errors import BadInput
+
+FORMAT = 1
+KEYS = {
+    "rounds.csv": ("algorithm", "seed", "round", "floats_up", "floats_down", "time_simulated"),
+    "traffic.csv": ("algorithm", "seed", "round", "direction", "variable", "kind", "floats"),
+    "events.csv": ("algorithm", "seed", "round", "event", "detail"),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A resolved experiment and the studies made of it."""
+
+    resolved: dict[str, Any]  # what identifies it, as JSON
+    studies: dict[str, Study]  # by the algorithm's name in the experiment
+    rounds: int
+    evaluate_every: int
+
+
+class Watch(Protocol):
+    """Somebody who wants to see a run's progress."""
+
+    def begin(self, algorithm: str, start: int) -> None: ...
+    def stop(self, algorithm: str, stop: Stop) -> None: ...
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, has made a checkpoint, and can be resumed."""
+
+
+# --- files that are whole or not there -------------------------------------------------------------------
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a crash leaves the old one or the new one, never a part."""
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Table:
+    """A CSV file that only grows, and knows its length and hash."""
+
+    def __init__(self, path: Path, length: int = 0, expected: str | None = None) -> None:
+        self.path = path
+        prefix = path.read_bytes()[:length] if path.exists() else b""
+        if len(prefix) < length or (expected is not None and _hash(prefix) != expected):
+            raise _damaged(path, "its beginning is not what the checkpoint says")
+        self._length, self._digest = length, hashlib.sha256(prefix)
+
+    def open(self) -> None:
+        """Cut off what came after the checkpoint, and go on writing there."""
+        self._file = self.path.open("ab")
+        self._file.truncate(self._length)
+
+    def write(self, rows: Iterable[Iterable[object]]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        data = text.getvalue().encode()
+        self._file.write(data)
+        self._file.flush()
+        self._length += len(data)
+        self._digest.update(data)
+
+    @property
+    def empty(self) -> bool:
+        return self._length == 0
+
+    def seal(self) -> dict[str, Any]:
+        """Put it on the disk and say what is there."""
+        os.fsync(self._file.fileno())
+        return {"length": self._length, "sha256": self._digest.hexdigest()}
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _damaged(path: Path, why: str) -> BadInput:
+    return BadInput(
+        f"{path} is damaged: {why}. Nothing was changed; restore the folder from a copy, or start again with "
+        "another --out"
+    )
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------
+
+
+def _state_of(lanes: Lanes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Lanes as tensors and JSON."""
+    leaves, _ = tree_flatten(lanes.server)
+    tensors = {f"server.{number}": leaf.contiguous().clone() for number, leaf in enumerate(leaves)}
+    if lanes.memory is not None:
+        tensors |= {"memory.x": lanes.memory.x, "memory.y": lanes.memory.y}
+    posted = [
+        [[*kind, count] for kind, count in sorted(lane.items())] for lane in lanes.posted
+    ]  # JSON has no tuples for keys
+    rest = {"completed": lanes.completed, "clock": lanes.clock, "alive": lanes.alive, "posted": posted}
+    return tensors, rest
+
+
+def _lanes_of(study: Study, tensors: dict[str, torch.Tensor], rest: dict[str, Any], path: Path) -> Lanes:
+    """The inverse of `_state_of`. A fresh start tells what must be there."""
+    fresh = begin(study)
+    expected, _ = _state_of(fresh)
+    if {name: (t.shape, t.dtype) for name, t in tensors.items()} != {
+        name: (t.shape, t.dtype) for name, t in expected.items()
+    }:
+        raise _damaged(path, "it does not fit this experiment")
+    leaves, structure = tree_flatten(fresh.server)
+    server = tree_unflatten([tensors[f"server.{number}"] for number in range(len(leaves))], structure)
+    memory = fresh.memory
+    if memory is not None:
+        memory = memory._replace(x=tensors["memory.x"], y=tensors["memory.y"])
+    posted = [Counter({Posted(way, phase): count for way, phase, count in lane}) for lane in rest["posted"]]
+    return Lanes(server, memory, rest["completed"], rest["clock"], posted, rest["alive"])
+
+
+class RunFolder:
+    """A folder that one process at a time may write."""
+
+    def __init__(self, path: Path, plan: Plan, resume: bool) -> None:
+        self.path, self.plan = path, plan
+        self.notes: list[str] = []
+        self.start: Stop | None = None  # where the algorithm that was interrupted goes on
+        self._saved: dict[str, Any] = {}  # what the checkpoint says
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(path / ".lock")
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise BadInput(f"{path} is in use by another process") from None
+        except OSError as error:
+            raise BadInput(f"cannot write to {path}: {error.strerror}") from None
+        try:
+            self._take(resume)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _take(self, resume: bool) -> None:
+        begun = (self.path / "checkpoint.json").exists()
+        if (begun or (self.path / "experiment.json").exists()) and not resume:
+            raise BadInput(f"{self.path} already holds a run: go on with --resume, or choose another --out")
+        if begun:
+            self._load()
+        else:
+            strangers = [name for name in KEYS if (self.path / name).exists()]
+            if strangers:
+                raise BadInput(
+                    f"{self.path} holds {strangers[0]} but no checkpoint.json: choose another --out"
+                )
+            tables = {name: {"length": 0, "sha256": _hash(b"")} for name in KEYS}
+            self._saved = {"done": [], "tables": tables, "state": None}
+            write_atomically(self.path / "experiment.json", _json(self.plan.resolved))
+            self._commit()
+        self.tables = {
+            name: Table(self.path / name, entry["length"], entry["sha256"])
+            for name, entry in self._saved["tables"].items()
+        }
+        for table in self.tables.values():
+            table.open()
+        for orphan in [*self.path.glob("*.part"), *self.path.glob("state-*.safetensors")]:
+            if orphan.name != (self._saved["state"] or {}).get("file"):
+                orphan.unlink()
+
+    # --- reading ---
+
+    def _load(self) -> None:
+        path = self.path / "checkpoint.json"
+        try:
+            saved = json.loads(path.read_bytes())
+            checksum = saved.pop("checksum")
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            raise _damaged(path, "it is not a checkpoint") from None
+        if checksum != _hash(_json(saved)):
+            raise _damaged(path, "its checksum does not match")
+        if saved["format"] != FORMAT:
+            raise BadInput(f"{path} has format {saved['format']}; this version reads format {FORMAT}")
+        if saved["experiment"] != json.loads(_json(self.plan.resolved)):
+            change = _first_difference(saved["experiment"], json.loads(_json(self.plan.resolved)))
+            raise BadInput(
+                f"{self.path} was made by another experiment ({change}): resume it with the same options, or "
+                "choose another --out"
+            )
+        if saved["versions"] != _versions():
+            was = ", ".join(f"{name} {version}" for name, version in sorted(saved["versions"].items()))
+            self.notes.append(f"this run was begun with {was}; later digits may differ from then on")
+        self._saved = {key: saved[key] for key in ("done", "tables", "state")}
+        self.start = self._load_state(saved["state"]) if saved["state"] else None
+
+    def _load_state(self, state: dict[str, Any]) -> Stop:
+        path = self.path / state["file"]
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise _damaged(path, f"cannot read it ({error.strerror})") from None
+        if _hash(data) != state["sha256"]:
+            raise _damaged(path, "its checksum does not match")
+        try:
+            tensors = load(data)
+        except SafetensorError as error:
+            raise _damaged(path, str(error)) from None
+        study = self.plan.studies[state["algorithm"]]
+        return Stop(state["round"], _lanes_of(study, tensors, state["lanes"], path), [], [])
+
+    # --- writing ---
+
+    @property
+    def done(self) -> list[str]:
+        """The algorithms that have had all their rounds."""
+        done: list[str] = self._saved["done"]
+        return done
+
+    def _commit(self) -> None:
+        saved = {"format": FORMAT, "versions": _versions(), "experiment": self.plan.resolved, **self._saved}
+        write_atomically(self.path / "checkpoint.json", _json({**saved, "checksum": _hash(_json(saved))}))
+
+    def save(self, algorithm: str | None, stop: Stop | None) -> None:
+        """Make a checkpoint in the middle of an algorithm, or between two (without a stop)."""
+        old = (self._saved["state"] or {}).get("file")
+        state = None
+        if stop is not None:
+            tensors, rest = _state_of(stop.lanes)
+            data = save(tensors)
+            file = f"state-{len(self.done)}-{stop.round}.safetensors"
+            write_atomically(self.path / file, data)
+            state = {
+                "algorithm": algorithm,
+                "round": stop.round,
+                "lanes": rest,
+                "file": file,
+                "sha256": _hash(data),
+            }
+        tables = {name: table.seal() for name, table in self.tables.items()}
+        self._saved = {"done": self.done, "tables": tables, "state": state}
+        self._commit()
+        if old is not None and (state is None or old != state["file"]):
+            (self.path / old).unlink(missing_ok=True)
+
+    def record(self, algorithm: str, study: Study, stop: Stop) -> None:
+        """Write down what has happened since the stop before."""
+        for row in stop.rows:
+            if self.tables["rounds.csv"].empty:
+                self.tables["rounds.csv"].write([[*KEYS["rounds.csv"], *row.metrics]])
+                self.tables["traffic.csv"].write([KEYS["traffic.csv"]])
+                self.tables["events.csv"].write([KEYS["events.csv"]])
+            counts = (row.floats_up, row.floats_down, row.time_simulated)
+            self.tables["rounds.csv"].write(
+                [[algorithm, row.seed, row.round, *counts, *row.metrics.values()]]
+            )
+            flows = sorted(traffic(study, stop.lanes, row.lane).items())
+            self.tables["traffic.csv"].write(
+                [algorithm, row.seed, row.round, flow.direction, *flow.content, floats]
+                for flow, floats in flows
+            )
+        self.tables["events.csv"].write(
+            [algorithm, study.seeds[event.lane], event.round, event.what, event.detail]
+            for event in stop.events
+        )
+
+    def finish(self, algorithm: str, study: Study, stop: Stop) -> None:
+        """Keep the last finite points of an algorithm, and go on to the next."""
+        (self.path / "final").mkdir(exist_ok=True)
+        tensors: dict[str, torch.Tensor] = {}
+        for seed, z in zip(study.seeds, points(stop.lanes.server), strict=True):
+            tensors |= {f"{seed}.x": z.x.clone(), f"{seed}.y": z.y.clone()}
+        write_atomically(self.path / "final" / f"{algorithm}.safetensors", save(tensors))
+        self.done.append(algorithm)
+        self.save(None, None)
+
+    def close(self) -> None:
+        for table in self.tables.values():
+            table.close()
+        self._lock.release()
+
+
+def execute(
+    folder: RunFolder,
+    watch: Watch,
+    should_stop: Callable[[], bool] = lambda: False,
+    checkpoint_seconds: float = 10.0,
+) -> None:
+    """Run what is left of a plan. Checkpoints are made after evaluations, at most so often."""
+    plan, start = folder.plan, folder.start
+    saved_at = time.monotonic()
+    for algorithm, study in plan.studies.items():
+        if algorithm in folder.done:
+            continue
+        watch.begin(algorithm, start.round if start else 0)
+        stop = start
+        for stop in course(study, plan.rounds, plan.evaluate_every, start):
+            folder.record(algorithm, study, stop)
+            watch.stop(algorithm, stop)
+            if should_stop():
+                folder.save(algorithm, stop)
+                raise Interrupted
+            if stop.rows and time.monotonic() - saved_at >= checkpoint_seconds:
+                folder.save(algorithm, stop)
+                saved_at = time.monotonic()
+        assert stop is not None  # a course has at least its start
+        folder.finish(algorithm, study, stop)
+        start = None
+
+
+def _versions() -> dict[str, str]:
+    import fedsaddle
+
+    return {"fedsaddle": fedsaddle.__version__, "torch": torch.__version__}
+
+
+def _first_difference(old: Any, new: Any, at: str = "") -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            if old.get(key) != new.get(key):
+                return _first_difference(old.get(key), new.get(key), f"{at}.{key}" if at else key)
+    return f"{at} was {json.dumps(old)}, is {json.dumps(new)}"

@@ -1,0 +1,264 @@
+"""Experiment files: TOML, or the JSON of a run folder, checked here and nowhere else.
+
+An unknown key, a wrong type or a value out of range ends in one line that says what would do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import tomllib
+import typing
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.core import Scalar
+from fedsaddle.engine.loop import Loop
+from fedsaddle.engine.vectorised import Vectorised
+from fedsaddle.errors import BadInput, check_count, unknown
+from fedsaddle.fleet import FLEETS, Fleet, Quorum
+from fedsaddle.problem import Problem
+from fedsaddle.problems import PROBLEMS
+from fedsaddle.runs import Plan
+from fedsaddle.simulate import check_algorithm, make_study
+
+SHIPPED = files("fedsaddle") / "experiments"
+
+
+class Experiment(BaseModel):
+    """The keys of an experiment file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    description: str = ""
+    rounds: int
+    evaluate_every: int = 10
+    seeds: str | list[int] = "0-4"
+    batch: int = 10  # B, rows of a minibatch
+    K: int | None = None  # local steps, for every algorithm that does not say
+    cohorts: Literal["another", "same"] = "another"
+    sampling: Literal["uniform", "size"] | list[float] = "uniform"
+    engine: Literal["auto", "vectorised", "loop"] = "auto"
+    memory_gb: float = 4.0  # what a vectorised computation may hold
+    problem: dict[str, Any]
+    fleet: dict[str, Any] = {"model": "paper"}
+    quorum: dict[str, Any] = {}
+    algorithms: dict[str, dict[str, Any]]
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+
+
+def shipped() -> dict[str, str]:
+    """The experiments that come with the package, and what they are."""
+    found = sorted(
+        path.name.removesuffix(".toml") for path in SHIPPED.iterdir() if path.name.endswith(".toml")
+    )
+    return {name: _read(name).get("description", "") for name in found}
+
+
+def _read(experiment: str) -> dict[str, Any]:
+    """The tables of an experiment, by its name or its file."""
+    path = Path(experiment)
+    if path.suffix not in (".toml", ".json") and not path.is_file():
+        names = [
+            entry.name.removesuffix(".toml") for entry in SHIPPED.iterdir() if entry.name.endswith(".toml")
+        ]
+        if experiment not in names:
+            raise unknown("experiment", experiment, [*names, "or the path of a TOML file"])
+        return tomllib.loads((SHIPPED / f"{experiment}.toml").read_text(encoding="utf-8"))
+    try:
+        text = path.read_text(encoding="utf-8")
+        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise BadInput(f"{path}: {str(error) or 'not a text file'}".replace("\n", " ")) from None
+    if not isinstance(tables, dict):
+        raise BadInput(f"{path}: expected an experiment, got {type(tables).__name__}")
+    fleet = tables.get("fleet")
+    if isinstance(fleet, dict) and isinstance(fleet.get("path"), str):
+        fleet["path"] = str(path.parent / fleet["path"])  # a trace lies beside its experiment
+    return tables
+
+
+def _set(tables: dict[str, Any], assignment: str) -> None:
+    """Apply one `a.b=value` to the tables of an experiment."""
+    key, sign, text = assignment.partition("=")
+    if not sign or not all(part.strip() for part in key.split(".")):
+        raise BadInput(f"--set takes key=value, such as problem.kappa=20; got '{assignment}'")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        value = text  # a word needs no quotes
+    *path, last = (part.strip() for part in key.split("."))
+    for part in path:
+        tables = tables.setdefault(part, {})
+        if not isinstance(tables, dict):
+            raise BadInput(f"--set {assignment}: '{part}' is a value, not a table")
+    tables[last] = value
+
+
+def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
+    """0-4 or 0,3,7-9 or a list."""
+    if not isinstance(seeds, str):
+        return list(seeds)
+    found: list[int] = []
+    for part in seeds.split(","):
+        match = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part)
+        if not match:
+            raise BadInput(f"seeds must look like 0-4 or 0,3,7-9, got '{seeds}'")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last - first >= 100_000:
+            raise BadInput(f"seeds must go up, and be at most 100000, got '{part.strip()}'")
+        found += range(first, last + 1)
+    return found
+
+
+# --- checking --------------------------------------------------------------------------------------------
+
+
+def _explain(error: ValidationError, model: type[BaseModel], where: str) -> BadInput:
+    """The first of pydantic's complaints, in one line."""
+    first, more = error.errors()[0], error.error_count() - 1
+    key = str(first["loc"][0]) if first["loc"] else ""
+    at = f"{where}.{key}" if where else key
+    if first["type"] == "extra_forbidden":
+        return unknown(f"key in {where}" if where else "key", key, model.model_fields)
+    if first["type"] == "missing":
+        return BadInput(f"{at} is missing")
+    rest = f" ({more} more)" if more and first["loc"] != error.errors()[-1]["loc"][:1] else ""
+    given = first["input"]
+    return BadInput(f"{at}: {first['msg'].replace('Input should', 'should')}, got {given!r}{rest}")
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _build(cls: type[Any], table: dict[str, Any], where: str, defaults: dict[str, Any] | None = None) -> Any:
+    """An instance of a dataclass from a table of an experiment file."""
+    hints = typing.get_type_hints(cls)
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        hint = float if hints[field.name] == Scalar else hints[field.name]
+        fields[field.name] = (hint, ... if field.default is dataclasses.MISSING else field.default)
+    model = create_model(cls.__name__, __config__=ConfigDict(extra="forbid", strict=True), **fields)
+    try:
+        checked = model.model_validate(
+            {**(defaults or {}), **{key: _tuples(value) for key, value in table.items()}}
+        )
+    except ValidationError as error:
+        raise _explain(error, model, where) from None
+    try:
+        return cls(**{name: getattr(checked, name) for name in fields})
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
+
+
+def _pick(table: dict[str, Any], key: str, where: str, known: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The entry a table names, and the rest of the table."""
+    rest = dict(table)
+    name = rest.pop(key, None)
+    if name is None:
+        raise BadInput(f"{where}.{key} is missing; known: {', '.join(sorted(known))}")
+    if not isinstance(name, str) or name not in known:
+        raise unknown(where, str(name), known)
+    return known[name], rest
+
+
+def _algorithm(label: str, table: dict[str, Any], K: int | None) -> tuple[Any, int | None]:
+    """An algorithm, and how many clients it invites if it says."""
+    where, rest = f"algorithms.{label}", dict(table)
+    name, invite = rest.pop("algorithm", label), rest.pop("invite", None)
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        raise unknown("algorithm", str(name), ALGORITHMS)
+    if invite is not None:
+        check_count(f"{where}.invite", invite)
+    entry = ALGORITHMS[name]
+    for key in entry.fixed:
+        if key in rest:
+            raise BadInput(f"{where}.{key} is what makes '{name}' a variant, and cannot be set")
+    defaults: dict[str, Any] = {}
+    if K is not None and "K" in {field.name for field in dataclasses.fields(entry.rule)}:
+        defaults["K"] = K
+    algorithm = _build(entry.rule, {**rest, **entry.fixed}, where, defaults)
+    try:
+        check_algorithm(algorithm)
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
+    return algorithm, invite
+
+
+def load(
+    experiment: str,
+    *,
+    algorithms: Sequence[str] = (),
+    rounds: int | None = None,
+    seeds: str | None = None,
+    engine: str | None = None,
+    settings: Sequence[str] = (),
+) -> Plan:
+    """A checked, resolved experiment, ready to run."""
+    tables = _read(experiment)
+    given = {"rounds": rounds, "seeds": seeds, "engine": engine}
+    tables |= {key: value for key, value in given.items() if value is not None}
+    for assignment in settings:
+        _set(tables, assignment)
+    try:
+        checked = Experiment.model_validate(tables)
+    except ValidationError as error:
+        raise _explain(error, Experiment, "") from None
+    check_count("rounds", checked.rounds)
+    check_count("evaluate_every", checked.evaluate_every)
+    if not 0 < checked.memory_gb < float("inf"):
+        raise BadInput(f"memory_gb must be above 0, got {checked.memory_gb}")
+    for label in checked.algorithms:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", label):
+            raise BadInput(f"algorithms.{label}: a name may hold letters, digits, '.', '_' and '-'")
+    wanted = list(dict.fromkeys(algorithms)) or list(checked.algorithms)
+    for label in wanted:
+        if label not in checked.algorithms:
+            raise unknown("algorithm in this experiment", label, checked.algorithms)
+    if not wanted:
+        raise BadInput("the experiment has no algorithms; add a table such as [algorithms.cdma-one]")
+
+    entry, dials = _pick(checked.problem, "name", "problem", PROBLEMS)
+    problem: Problem = _build(entry.task, dials, "problem", entry.defaults)
+    model, dials = _pick(checked.fleet, "model", "fleet", FLEETS)
+    fleet: Fleet = _build(model, dials, "fleet")
+    weights = {"uniform": None, "size": problem.federation.sizes}.get(str(checked.sampling), checked.sampling)
+    ask = Loop() if checked.engine == "loop" else Vectorised(int(checked.memory_gb * 2**30))
+    seed_list = parse_seeds(checked.seeds)
+
+    studies = {}
+    for label in wanted:
+        algorithm, invite = _algorithm(label, checked.algorithms[label], checked.K)
+        table = {**checked.quorum, **({} if invite is None else {"invite": invite})}
+        quorum: Quorum = _build(Quorum, table, "quorum")
+        studies[label] = make_study(
+            problem,
+            algorithm,
+            seeds=seed_list,
+            quorum=quorum,
+            fleet=fleet,
+            batch=checked.batch,
+            weights=weights,  # type: ignore[arg-type]
+            cohorts=checked.cohorts,
+            ask=ask,
+        )
+    resolved = checked.model_dump()
+    resolved["seeds"] = seed_list
+    resolved["algorithms"] = {label: checked.algorithms[label] for label in wanted}
+    if "path" in resolved["fleet"]:
+        resolved["fleet"]["path"] = str(Path(resolved["fleet"]["path"]).resolve())
+    return Plan(resolved, studies, checked.rounds, checked.evaluate_every)

@@ -1,0 +1,208 @@
+"""One engine: every way to ask gives the same answer, lanes never touch, and memory is respected."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedsaddle as fs
+from fedsaddle.core import Pair
+from fedsaddle.engine.rounds import begin, play, points, send, visits_of
+from fedsaddle.engine.vectorised import peak_bytes
+from fedsaddle.engine.visits import Task
+from fedsaddle.problem import Batch, Federation
+from zoo import ALGORITHMS, fleets, quadratic
+
+QUORUM = fs.Quorum(invite=6, enough=4, minimum=2, deadline=30.0, grace=10.0)
+
+
+def run(algorithm, seeds=(0, 1), rounds=3, **settings):
+    settings = {"problem": quadratic(), "quorum": QUORUM, "batch": 2} | settings
+    study = fs.make_study(settings.pop("problem"), algorithm, seeds=seeds, **settings)
+    lanes = begin(study)
+    for round in range(rounds):
+        lanes, _ = play(study, lanes, round)
+    return lanes
+
+
+def assert_same(one, other, tolerance=1e-10):
+    for z, w in zip(points(one.server), points(other.server), strict=True):
+        torch.testing.assert_close(z, w, rtol=tolerance, atol=tolerance)
+    assert one.completed == other.completed
+    assert one.clock == other.clock
+    assert one.posted == other.posted
+    if one.memory is not None:
+        torch.testing.assert_close(one.memory, other.memory, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("fleet", ["paper", "everybody", "dropout", "latency", "trace"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_vectorised_equals_loop(name, fleet, tmp_path):
+    fleet = fleets(tmp_path)[fleet]
+    loop = run(ALGORITHMS[name], fleet=fleet, ask=fs.Loop())
+    assert max(loop.completed) > 0
+    assert_same(run(ALGORITHMS[name], fleet=fleet, ask=fs.Vectorised()), loop)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_chunk_size_does_not_matter(name):
+    whole = run(ALGORITHMS[name], ask=fs.Vectorised())
+    assert_same(run(ALGORITHMS[name], ask=fs.Vectorised(memory=1)), whole)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_lane_equals_the_same_run_alone(name):
+    algorithm = ALGORITHMS[name]
+    step = next(field.name for field in dataclasses.fields(algorithm) if "eta" in field.name)
+    settings = [algorithm, dataclasses.replace(algorithm, **{step: 0.01})]
+    together = run(settings, seeds=(3, 5))
+    for lane, (setting, seed) in enumerate((s, seed) for s in settings for seed in (3, 5)):
+        alone = run(setting, seeds=(seed,))
+        torch.testing.assert_close(
+            points(together.server)[lane], points(alone.server)[0], rtol=1e-12, atol=1e-12
+        )
+        assert together.clock[lane] == alone.clock[0]
+        assert together.posted[lane] == alone.posted[0]
+
+
+def test_lanes_differ_by_seed_and_by_setting():
+    together = run([fs.CDMANC(0.05, 0.05, K=3), fs.CDMANC(0.01, 0.05, K=3)], seeds=(3, 5))
+    ends = [tuple(z.x.tolist()) for z in points(together.server)]
+    assert len(set(ends)) == 4
+
+
+@pytest.mark.parametrize("weights", [None, list(range(1, 13))])
+def test_the_same_run_twice_gives_the_same_bits(weights):
+    one, other = (run(ALGORITHMS["codasca"], weights=weights) for _ in range(2))
+    assert_same(one, other, tolerance=0.0)
+
+
+def test_the_order_of_arrival_changes_nothing():
+    class Backwards(fs.Latency):
+        def delays(self, *args):
+            return 1000 - super().delays(*args)
+
+    problem, quorum = quadratic(), fs.Quorum(invite=12)
+    for name in ALGORITHMS:
+        one, other = (
+            run(ALGORITHMS[name], problem=problem, quorum=quorum, fleet=fleet)
+            for fleet in (fs.Latency(), Backwards())
+        )
+        torch.testing.assert_close(one.server.z, other.server.z, rtol=0.0, atol=0.0)
+
+
+def test_a_lane_that_diverges_stops_alone_and_keeps_its_rows():
+    wild = [fs.CDMANC(0.05, 0.05, K=3), fs.CDMANC(1e60, 1e60, K=3)]
+    outcome = fs.simulate(quadratic(), wild, rounds=20, evaluate_every=2, seeds=(0,), quorum=QUORUM)
+    alone = fs.simulate(quadratic(), wild[0], rounds=20, evaluate_every=2, seeds=(0,), quorum=QUORUM)
+    assert outcome.alive == [True, False]
+    assert [row.metrics for row in outcome.rows if row.lane == 0] == [row.metrics for row in alone.rows]
+    (event,) = [event for event in outcome.events if event.what == "diverged"]
+    assert event.lane == 1
+    assert event.round <= 3
+    assert "no longer finite" in event.detail
+    assert next(row.round for row in outcome.rows if row.lane == 1) == 0
+    assert all(math.isfinite(value) for row in outcome.rows for value in row.metrics.values())
+    assert all(torch.isfinite(torch.cat(z)).all() for z in outcome.z)
+
+
+def test_a_course_ends_when_every_lane_has_diverged():
+    stops = []
+    fs.simulate(
+        quadratic(),
+        fs.CDMANC(1e200, 1e200),
+        rounds=1000,
+        quorum=QUORUM,
+        watch=lambda stop: stops.append(stop),
+    )
+    assert stops[-1].round < 20
+    assert not any(stops[-1].lanes.alive)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wide:
+    """A loss whose intermediate values, not its parameters, take the memory."""
+
+    width: int = 2000
+
+    @property
+    def federation(self) -> Federation:
+        return Federation({"a": torch.linspace(0, 1, 12)}, torch.full((12,), 1))
+
+    def init(self, seed: int) -> Pair:
+        return Pair(torch.ones(1), torch.ones(1))
+
+    def loss(self, z: Pair, xi: Batch) -> Tensor:
+        wide = torch.sin(xi.rows["a"][:, None] * z.x * torch.ones(self.width))
+        return xi.mean(torch.cos(wide * z.y).sum(1))
+
+    def evaluate(self, z: Pair) -> dict[str, float]:
+        return {"x": float(z.x)}
+
+
+def test_memory_is_bounded():
+    problem = Wide()
+    study = fs.make_study(problem, fs.CDMANC(0.01, 0.01, K=2), seeds=range(8), batch=20)
+
+    def peak(ask) -> int:
+        one = dataclasses.replace(study, ask=ask)
+        lanes = begin(one)
+        one.ask(*first_visits(one, lanes))  # the first call measures
+        return peak_bytes(lambda: one.ask(*first_visits(one, lanes)))
+
+    limit = 8 << 20
+    free, bounded = peak(fs.Vectorised()), peak(fs.Vectorised(memory=limit))
+    assert free > 2 * limit
+    assert bounded < 1.25 * limit
+
+
+def first_visits(study, lanes):
+    pairs = torch.tensor([(lane, client) for lane in range(8) for client in range(12)])
+    visits = visits_of(study, lanes, 0, 0, send(study, lanes.server, 0), *pairs.unbind(1))
+    return Task(study.problem, study.algorithm, 0, study.batch), visits
+
+
+def test_noise_is_shared_by_gradients_on_the_same_minibatch():
+    """At one point and minibatch, two gradients are one: a corrected walk starts along u, noise or not."""
+    seen = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Twice(fs.CDMANC):
+        def update(self, client, z):
+            def move(w, xi):
+                seen.append(
+                    (client.grad(w, xi), client.grad(w, xi), client.grad(w, xi._replace(key=xi.key + 1)))
+                )
+                return w
+
+            client.walk(move, z)
+            return super().update(client, z)
+
+    problem = fs.ToyWGAN(clients=6)
+    run(Twice(0.01, 0.01, K=2), problem=problem, quorum=fs.Quorum(invite=2), ask=fs.Loop(), rounds=1)
+    for first, second, fresh in seen:
+        torch.testing.assert_close(first, second, rtol=0.0, atol=0.0)
+        assert not torch.equal(first.x, fresh.x)
+
+
+def test_answer_is_what_a_client_would_compute_from_its_own_rows():
+    """The padded, masked full gradient of the shortest client equals its loss differentiated by hand."""
+    problem = quadratic()
+    study = fs.make_study(
+        problem, fs.ParallelSGDA(0.1, 0.1), ask=fs.Vectorised(), quorum=fs.Quorum(invite=12)
+    )
+    lanes = begin(study)
+    visits = visits_of(
+        study, lanes, 0, 0, send(study, lanes.server, 0), torch.zeros(12, dtype=torch.int64), torch.arange(12)
+    )
+    up = study.ask(Task(problem, study.algorithm, 0, 10), visits)["up"]["g"]
+    (z,) = points(lanes.server)
+    data = problem.federation
+    for client in range(12):
+        at, size = int(data.offsets[client]), int(data.sizes[client])
+        linear = data.rows["linear"][at : at + size].mean(0)
+        A, B, C = (data.own[name][client] for name in "ABC")
+        torch.testing.assert_close(up.x[client], A @ z.x + B @ z.y + linear[:3])
+        torch.testing.assert_close(up.y[client], B.mT @ z.x - C @ z.y + linear[3:])
