@@ -72,9 +72,9 @@ def course(study: Study, rounds: int, every: int, start: Stop | None = None) -> 
 
     The course ends early when no lane is alive any more. Given a `start`, it goes on from there.
     """
+    study.postage  # noqa: B018  an algorithm whose messages do not fit is refused before the first round
     if start is None:
-        lanes = begin(study)
-        start = _judged(study, lanes, 0, [])
+        start = _judged(study, begin(study), 0, [])
         yield start
     lanes = start.lanes
     for round in range(start.round, rounds):

@@ -1,0 +1,3 @@
+from fedsaddle.cli import main
+
+main()

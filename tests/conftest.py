@@ -1,0 +1,4 @@
+import os
+
+# Tests run side by side: one thread each, here and in the processes they start.
+os.environ["OMP_NUM_THREADS"] = "1"

@@ -1,0 +1,302 @@
+"""Runs survive: killed at any moment, damaged, diverged; resumed, they write the same bytes."""
+
+import csv
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from fedsaddle.cli import main
+
+ARGUMENTS = [
+    "run",
+    "quadratic",
+    "--algorithm=cdma-ada,codasca",
+    "--seeds=0-1",
+    "--rounds=12",
+    "--checkpoint-seconds=0",
+    "--set=evaluate_every=2",
+    "--set=problem.clients=20",
+    "--set=problem.dim_x=3",
+    "--set=problem.dim_y=3",
+    "--set=K=2",
+    "--quiet",
+]
+
+
+def fedsaddle(*arguments: str, monkeypatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["fedsaddle", *arguments])
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def start(folder: Path, *more: str, prelude: str = "") -> subprocess.Popen:
+    program = f"import sys\n{prelude}\nfrom fedsaddle.cli import main\nsys.argv[0] = 'fedsaddle'\nmain()"
+    command = [sys.executable, "-c", program, *ARGUMENTS, f"--out={folder}", *more]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen) -> str:
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return err
+
+
+def result(folder: Path) -> dict[str, str]:
+    """A hash of all that a run is judged by."""
+    files = [*folder.glob("*.csv"), *sorted((folder / "final").iterdir())]
+    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nobody interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    began = time.monotonic()
+    finish(start(folder))
+    return folder, time.monotonic() - began
+
+
+def test_the_tables_have_their_columns(whole):
+    folder, _ = whole
+    with (folder / "rounds.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    first = ["algorithm", "seed", "round", "floats_up", "floats_down", "time_simulated", "stationarity"]
+    assert list(rows[0])[:7] == first
+    assert [row["round"] for row in rows if row["algorithm"] == "codasca" and row["seed"] == "1"] == [
+        str(round) for round in range(0, 13, 2)
+    ]
+    assert {row["algorithm"] for row in rows} == {"cdma-ada", "codasca"}
+    with (folder / "traffic.csv").open() as file:
+        flows = [row for row in csv.DictReader(file) if row["algorithm"] == "cdma-ada" and row["seed"] == "0"]
+    up, down = (
+        sum(int(row["floats"]) for row in flows if row["round"] == "12" and row["direction"] == way)
+        for way in ("up", "down")
+    )
+    end = next(r for r in rows if (r["algorithm"], r["seed"], r["round"]) == ("cdma-ada", "0", "12"))
+    assert (int(end["floats_up"]), int(end["floats_down"])) == (up, down)
+    points = load_file(folder / "final" / "codasca.safetensors")
+    assert set(points) == {"0.x", "0.y", "1.x", "1.y"}
+    assert points["0.x"].shape == (3,)
+    assert (folder / "curves.png").stat().st_size > 10_000
+
+
+def test_killed_at_random_moments_and_resumed_it_writes_the_same_bytes(whole, tmp_path):
+    expected, duration = whole
+    luck, folder = random.Random(2), tmp_path / "run"
+    kills = 0
+    for _ in range(4):
+        process = start(folder, "--resume")
+        try:
+            process.wait(timeout=luck.uniform(0.3, 1.0) * duration)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate()
+    assert kills > 0
+    finish(start(folder, "--resume"))
+    assert result(folder) == result(expected)
+
+
+# Dies without a word at the n-th time that data are put on the disk: before it, in the middle of writing,
+# or between the new file and its new name.
+DIE = """
+import os, signal, stat
+from pathlib import Path
+left = {left}
+def perhaps():
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+sync, replace, safe = os.fsync, Path.replace, {{}}
+def fsync(file):
+    info = os.fstat(file)
+    if left == 1 and {torn} and stat.S_ISREG(info.st_mode):
+        os.ftruncate(file, (safe.get(info.st_ino, 0) + info.st_size) // 2)  # half of what was not yet safe
+    perhaps()
+    safe[info.st_ino] = info.st_size
+    sync(file)
+def rename(self, target):
+    perhaps()
+    return replace(self, target)
+os.fsync, Path.replace = fsync, rename
+"""
+
+
+@pytest.mark.parametrize(("moment", "torn"), [(2, 0), (8, 0), (10, 1), (15, 0), (28, 1), (70, 0)])
+def test_killed_in_the_middle_of_writing_it_resumes_with_the_same_bytes(whole, tmp_path, moment, torn):
+    folder = tmp_path / "run"
+    process = start(folder, prelude=DIE.format(left=moment, torn=bool(torn)))
+    process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    finish(start(folder, "--resume"))
+    assert result(folder) == result(whole[0])
+    assert not list(folder.glob("*.part"))
+    assert not list(folder.glob("state-*"))
+
+
+def test_asked_to_stop_it_finishes_the_round_and_says_how_to_go_on(whole, tmp_path):
+    folder = tmp_path / "run"
+    process = start(folder)
+    while not (folder / "rounds.csv").exists() or b"codasca" not in (folder / "rounds.csv").read_bytes():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "--resume" in err
+    assert "Traceback" not in err
+    finish(start(folder, "--resume"))
+    assert result(folder) == result(whole[0])
+
+
+def test_a_finished_run_can_be_resumed_and_stays(whole, monkeypatch):
+    folder, _ = whole
+    before = result(folder)
+    assert fedsaddle(*ARGUMENTS, f"--out={folder}", "--resume", monkeypatch=monkeypatch) == 0
+    assert result(folder) == before
+
+
+@pytest.fixture
+def half(tmp_path, monkeypatch):
+    """A run stopped in the middle, with a state file."""
+    monkeypatch.setattr("fedsaddle.cli._until_asked", lambda: true_after(5))
+    folder = tmp_path / "half"
+    assert fedsaddle(*ARGUMENTS, f"--out={folder}", monkeypatch=monkeypatch) == 130
+    monkeypatch.undo()
+    return folder
+
+
+def true_after(rounds):
+    left = [rounds]
+
+    def asked():
+        left[0] -= 1
+        return left[0] < 0
+
+    return asked
+
+
+def flip(path: Path, at: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(at * (len(data) - 1))] ^= 4
+    path.write_bytes(bytes(data))
+
+
+def rewrite(change):
+    """Change a checkpoint as a person would who does not know of its checksum."""
+
+    def apply(folder: Path) -> None:
+        saved = json.loads((folder / "checkpoint.json").read_text())
+        change(saved)
+        (folder / "checkpoint.json").write_text(json.dumps(saved))
+
+    return apply
+
+
+DAMAGE = {
+    "checkpoint flipped": lambda f: flip(f / "checkpoint.json", 0.5),
+    "checkpoint cut": lambda f: os.truncate(f / "checkpoint.json", 100),
+    "checkpoint empty": lambda f: os.truncate(f / "checkpoint.json", 0),
+    "checkpoint not ours": lambda f: (f / "checkpoint.json").write_text("[1, 2]"),
+    "checkpoint edited": rewrite(lambda saved: saved["state"].update(round=6)),
+    "state flipped": lambda f: flip(next(f.glob("state-*")), 0.9),
+    "state cut": lambda f: os.truncate(next(f.glob("state-*")), 50),
+    "state gone": lambda f: next(f.glob("state-*")).unlink(),
+    "rounds flipped": lambda f: flip(f / "rounds.csv", 0.1),
+    "rounds cut": lambda f: os.truncate(f / "rounds.csv", 90),
+    "rounds gone": lambda f: (f / "rounds.csv").unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_run_is_refused_and_left_alone(half, damage, monkeypatch, capsys):
+    DAMAGE[damage](half)
+    before = everything(half)
+    assert fedsaddle(*ARGUMENTS, f"--out={half}", "--resume", monkeypatch=monkeypatch) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "damaged" in message
+    assert "another --out" in message
+    assert everything(half) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [("--rounds=40", "rounds was 12, is 40"), ("--set=problem.kappa=3.0", "problem.kappa was 10.0, is 3.0")],
+)
+def test_another_experiments_checkpoint_is_refused(half, change, told, monkeypatch, capsys):
+    before = everything(half)
+    assert fedsaddle(*ARGUMENTS, change, f"--out={half}", "--resume", monkeypatch=monkeypatch) == 2
+    assert told in capsys.readouterr().err
+    assert everything(half) == before
+
+
+def test_a_run_is_not_overwritten(half, monkeypatch, capsys):
+    before = everything(half)
+    assert fedsaddle(*ARGUMENTS, f"--out={half}", monkeypatch=monkeypatch) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert everything(half) == before
+
+
+def test_two_processes_do_not_write_one_run(half, monkeypatch, capsys):
+    from filelock import FileLock
+
+    with FileLock(half / ".lock"):
+        holder = subprocess.run(
+            [sys.executable, "-m", "fedsaddle", *ARGUMENTS, f"--out={half}", "--resume"],
+            capture_output=True,
+            text=True,
+        )
+    assert holder.returncode == 2
+    assert "in use by another process" in holder.stderr
+
+
+def test_a_diverged_lane_is_told_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+    wild = tmp_path / "wild.toml"
+    wild.write_text(
+        """
+        name = "wild"
+        rounds = 12
+        evaluate_every = 2
+        seeds = "0-1"
+        [problem]
+        name = "quadratic"
+        clients = 20
+        [algorithms.cdma-nc]
+        eta = 1e40
+        gamma = 1e40
+        [algorithms.cdma-one]
+        eta = 0.01
+        gamma = 0.01
+        """
+    )
+    assert fedsaddle("run", str(wild), f"--out={tmp_path / 'run'}", monkeypatch=monkeypatch) == 3
+    printed = capsys.readouterr().out
+    assert "cdma-nc seed 0 diverged in round" in printed
+    with (tmp_path / "run" / "rounds.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["round"] for row in rows if row["algorithm"] == "cdma-nc" and row["seed"] == "1"][:1] == ["0"]
+    assert sum(row["algorithm"] == "cdma-one" for row in rows) == 14
+    with (tmp_path / "run" / "events.csv").open() as file:
+        events = list(csv.DictReader(file))
+    assert [(e["algorithm"], e["seed"], e["event"]) for e in events] == [
+        ("cdma-nc", "0", "diverged"),
+        ("cdma-nc", "1", "diverged"),
+    ]
+    assert "stationarity" in events[0]["detail"] or "no longer finite" in events[0]["detail"]
