@@ -305,14 +305,14 @@ def test_rows_of_small_and_large_clients(size, count):
 
 
 def test_epochs_are_shuffled_evenly_and_independently():
-    count = 40_000
+    count = 20_000
     key = draws.key(draws.BATCHES, torch.arange(count), 0)
     rows = draws.batches(key, torch.full((count,), 3), 6, 9)
     found = Counter(tuple(lane) for lane in rows.tolist())
     assert len(found) == 36  # six orders of the first epoch, each with six of the second
     assert abs(even(list(found.values()))) < 4
-    first = draws.batches(key, torch.full((count,), 500), 1, 500).flatten()
-    assert abs(even(first.bincount(minlength=500).tolist())) < 4
+    first = draws.batches(key, torch.full((count,), 100), 1, 100).flatten()
+    assert abs(even(first.bincount(minlength=100).tolist())) < 4
 
 
 # --- choices ------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_a_cohort_of_a_billion_costs_no_more():
     began = time.perf_counter()
     chosen = draws.choose(draws.key(draws.COHORT, torch.arange(20), 0, 0), 10**9, 500)
     assert time.perf_counter() - began < 3
-    assert all(len(set(picks)) == 500 and 0 <= min(picks) and max(picks) < 10**9 for picks in chosen)
+    assert all(len(set(picks)) == 500 and min(picks) >= 0 and max(picks) < 10**9 for picks in chosen)
     cells = Counter(i // 10**7 for picks in chosen for i in picks)
     assert abs(even([cells[cell] for cell in range(100)])) < 4
 

@@ -33,7 +33,7 @@ def _shift(word: Tensor, by: int) -> Tensor:
 
 def fold(key: Tensor, number: Tensor | int) -> Tensor:
     """A new key from a key and a number; both broadcast."""
-    word = key + _STRIDE * (torch.as_tensor(number, device=key.device) + 1)
+    word = key + _STRIDE * (torch.as_tensor(number, dtype=torch.int64, device=key.device) + 1)
     word = (word ^ _shift(word, 30)) * _MIX_1
     word = (word ^ _shift(word, 27)) * _MIX_2
     return word ^ _shift(word, 31)
@@ -61,7 +61,8 @@ def uniform(key: Tensor, *shape: int) -> Tensor:
 
 def normal(key: Tensor, *shape: int) -> Tensor:
     """N(0, 1) in float64, by inversion of the uniforms."""
-    inverted: Tensor = torch.special.ndtri(uniform(key, *shape) + 2.0**-54)
+    # Away from 0 and 1, where the inverse is infinite.
+    inverted: Tensor = torch.special.ndtri((uniform(key, *shape) + 2.0**-54).clamp(max=1 - 2.0**-53))
     return inverted
 
 
@@ -75,7 +76,7 @@ def batches(key: Tensor, size: Tensor, count: int, longest: int) -> Tensor:
     """
     slot = torch.arange(count + longest, device=key.device)
     size = size[..., None]
-    epoch = slot // size
+    epoch = torch.minimum(slot // size, count // size + 1)  # what is never used need not be told apart
     word = _shift(fold(key[..., None], slot), 24)  # 40 bits, below the epoch's 23
     order = torch.sort((epoch << 40) | word, dim=-1, stable=True).indices
     return order[..., :count] % size

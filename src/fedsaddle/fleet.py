@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import enum
 import math
-from bisect import bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -38,9 +37,10 @@ class Settled(NamedTuple):
     """How one phase ended, by the places of the invited clients in their list."""
 
     accepted: list[int]
-    late: list[int]  # answered, but too late to be used
+    late: list[int]  # answered, but not to be used: too late, or in vain
     seconds: float  # from the invitation to the decision
     verdict: Verdict
+    answered: int  # answers that were there when it was decided
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Quorum:
                 break
         used = min(answered, self.wanted) if verdict is Verdict.GO else 0
         places = [place for _, place in arrivals]
-        return Settled(places[:used], places[used:], moment, verdict)
+        return Settled(places[:used], places[used:], moment, verdict, answered)
 
 
 # --- invitations --------------------------------------------------------------------------------------
@@ -177,6 +177,8 @@ class Dropout:
     rate: float | tuple[float, ...] = 0.3  # one for all, or one for each client
 
     def __post_init__(self) -> None:
+        if isinstance(self.rate, list):
+            object.__setattr__(self, "rate", tuple(self.rate))
         rates = self.rate if isinstance(self.rate, tuple) else (self.rate,)
         for rate in rates:
             if not 0 <= rate <= 1:
@@ -220,7 +222,7 @@ class Latency:
 
     def delays(self, seeds: Tensor, round: int, phase: int, clients: Tensor, now: list[float]) -> Tensor:
         device = draws.uniform(draws.key(draws.FLEET, seeds[:, None], clients), 1).squeeze(-1)
-        median = torch.where(device < self.slow, self.median * self.slowdown, self.median)
+        median = self.median * (1 + (self.slowdown - 1) * (device < self.slow).to(torch.float64))
         key = _key(seeds, round, phase, clients)
         delay = median * torch.exp(self.spread * draws.normal(draws.fold(key, 0), 1).squeeze(-1))
         lost = draws.uniform(draws.fold(key, 1), 1).squeeze(-1) < self.dropout
@@ -237,18 +239,24 @@ class Trace:
 
     path: str
     seconds: float = 1.0
-    spans: dict[int, list[tuple[float, float]]] = field(init=False, repr=False, compare=False)
+    laps: dict[int, list[tuple[float, float]]] = field(init=False, repr=False, compare=False)
     period: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < math.inf:
             raise BadInput(f"seconds must be above 0, got {self.seconds}")
         spans = read_trace(Path(self.path))
-        object.__setattr__(self, "spans", spans)
-        object.__setattr__(self, "period", max(end for client in spans.values() for _, end in client))
+        period = max(end for client in spans.values() for _, end in client)
+        # Three laps hold every span that begins within a lap from now, whole.
+        laps = {
+            client: _joined([(start + n * period, end + n * period) for n in range(3) for start, end in own])
+            for client, own in spans.items()
+        }
+        object.__setattr__(self, "laps", laps)
+        object.__setattr__(self, "period", period)
 
     def check(self, clients: int) -> None:
-        strangers = [client for client in self.spans if client >= clients]
+        strangers = [client for client in self.laps if client >= clients]
         if strangers:
             raise BadInput(
                 f"{self.path}: client {min(strangers)} is not among the {clients} clients, 0 to {clients - 1}"
@@ -261,21 +269,19 @@ class Trace:
         )
 
     def delay(self, client: int, now: float) -> float:
-        spans = self.spans.get(client, [])
-        lap, moment = divmod(now, self.period)
-        for again in (0, 1):  # the rest of this lap, then one whole lap
-            first = max(0, bisect_right(spans, (moment, NEVER)) - 1) if not again else 0
-            for start, end in spans[first:]:
-                begin = max(start, moment) if not again else start
-                if begin + self.seconds <= end:
-                    return (lap + again) * self.period + begin + self.seconds - now
+        moment = now % self.period
+        for start, end in self.laps.get(client, []):
+            wait = max(0.0, start - moment)
+            always = end - start >= 3 * self.period
+            if always or moment + wait + self.seconds <= end + 1e-9:
+                return wait + self.seconds
         return NEVER
 
 
 def read_trace(path: Path) -> dict[int, list[tuple[float, float]]]:
     """The times each client is reachable, in order, with touching ones joined."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             lines = list(csv.reader(file))
     except OSError as error:
         raise BadInput(f"cannot read the trace {path}: {error.strerror}") from None

@@ -80,6 +80,8 @@ def make_study(
         raise BadInput("at least one algorithm and one seed are needed")
     for seed in seeds:
         check_count("seed", seed, least=0)
+        if seed >= 2**63:
+            raise BadInput(f"seed must be below 2^63, got {seed}")
     if len(set(seeds)) < len(seeds):
         raise BadInput(f"a seed is given twice: {seeds}")
     check_count("batch", batch)

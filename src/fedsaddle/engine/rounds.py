@@ -114,7 +114,7 @@ def play(study: Study, lanes: Lanes, round: int) -> tuple[Lanes, list[Event]]:
 
     The clients' memory is changed in place: it is the one part too large to copy every round.
     """
-    server, kept = lanes.server, []
+    server, undo = lanes.server, []
     clock, posted = list(lanes.clock), [Counter(counts) for counts in lanes.posted]
     playing, events = list(lanes.alive), []
 
@@ -128,7 +128,7 @@ def play(study: Study, lanes: Lanes, round: int) -> tuple[Lanes, list[Event]]:
             posted[lane][Posted("late", number)] += len(end.late)
             if end.verdict is Verdict.ABANDON:
                 playing[lane] = False
-                detail = f"{phase.name}: {len(end.late)} answers, the minimum is {study.quorum.minimum}"
+                detail = f"{phase.name}: {end.answered} answers, the minimum is {study.quorum.minimum}"
                 events.append(Event(lane, round, "abandoned", detail))
         if not any(playing):
             break
@@ -142,17 +142,21 @@ def play(study: Study, lanes: Lanes, round: int) -> tuple[Lanes, list[Event]]:
         lane_of, client_of = torch.tensor(asked).unbind(1)
         visits = visits_of(study, lanes, round, number, send(study, server, number), lane_of, client_of)
         answers = study.ask(Task(study.problem, study.algorithm, number, study.batch), visits)
-        if "keep" in answers:
-            kept.append((lane_of, client_of, answers["keep"]))
+        if "keep" in answers and lanes.memory is not None:
+            undo.append((lanes.memory, lane_of, client_of, visits["kept"]))
+            remember(lanes.memory, lane_of, client_of, answers["keep"])
         server = choose(playing, merge(study, lanes, server, number, lane_of, answers["up"]), server)
 
+    server = choose(playing, server, lanes.server)
     finite = [bool(torch.isfinite(torch.cat(z)).all()) for z in points(server)]
     for lane in which(playing):
         if not finite[lane]:
             playing[lane] = False
             events.append(Event(lane, round, "diverged", "a parameter is no longer finite"))
-    if lanes.memory is not None:
-        commit(lanes.memory, kept, playing)
+    # A client keeps what it computed only if its lane completed the round, so that c stays the mean of c_i.
+    for memory, lane_of, client_of, old in reversed(undo):
+        failed = ~torch.tensor(playing)[lane_of]
+        remember(memory, lane_of[failed], client_of[failed], Pair(old.x[failed], old.y[failed]))
     return Lanes(
         choose(playing, server, lanes.server),
         lanes.memory,
@@ -215,7 +219,8 @@ def merge(study: Study, lanes: Lanes, server: Any, number: int, lane: Tensor, up
     def mean(answers: Tensor) -> Tensor:
         # Visits come lane by lane. Adding up each lane by itself makes its sum independent of the others.
         total = torch.stack([mine.sum(0) for mine in answers.split(counts)])
-        return total / count.clamp(min=1)[:, None]
+        mean: Tensor = total / count.clamp(min=1)[:, None]
+        return mean
 
     turn = Turn(count.new_tensor(lanes.completed), count / len(study.problem.federation))
     return study.per_lane(
@@ -226,12 +231,10 @@ def merge(study: Study, lanes: Lanes, server: Any, number: int, lane: Tensor, up
     )
 
 
-def commit(memory: Pair, kept: list[tuple[Tensor, Tensor, Pair]], done: list[bool]) -> None:
-    """Clients keep what they computed if their lane completed the round, so that c stays the mean of c_i."""
-    for lane, client, values in kept:
-        on = torch.tensor(done)[lane]
-        for old, new in zip(memory, values, strict=True):
-            old[lane[on], client[on]] = new[on]
+def remember(memory: Pair, lane: Tensor, client: Tensor, values: Pair) -> None:
+    """Put what clients keep into the memory of their lanes."""
+    for old, new in zip(memory, values, strict=True):
+        old[lane, client] = new
 
 
 def which(flags: list[bool]) -> list[int]:
