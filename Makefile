@@ -22,7 +22,7 @@ setup: .venv/ready
 	@touch .venv/ready
 
 demo: setup
-	$(BIN)/fedsaddle run quadratic
+	$(BIN)/fedsaddle run quadratic --algorithm cdma-ada,cdma-one,cdma-nc --rounds 300
 
 test: setup
 	$(BIN)/python -m pytest -n auto

@@ -1,0 +1,150 @@
+"""What the documents promise about the project itself."""
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedsaddle as fs
+from fedsaddle.algorithms import ALGORITHMS, Entry
+from fedsaddle.engine.rounds import begin, play
+from fedsaddle.spec import load
+from zoo import quadratic
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "fedsaddle"
+
+# Lower rooms know nothing of higher ones.
+FLOORS = [
+    {"errors", "core", "draws"},
+    {"problem", "fleet"},
+    {"algorithms", "problems"},
+    {"engine"},
+    {"simulate"},
+    {"runs"},
+    {"spec", "report"},
+    {"cli"},
+]
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def rooms_imported(path: Path) -> set[str]:
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "fedsaddle":
+            rooms |= {alias.name for alias in node.names if alias.name in FLOOR}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedsaddle."):
+            rooms.add(node.module.split(".")[1])
+    return rooms
+
+
+def test_imports_point_one_way():
+    for path in SOURCE.rglob("*.py"):
+        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if room.startswith("__"):
+            continue
+        for other in rooms_imported(path):
+            assert other == room or FLOOR[other] <= FLOOR[room], f"{path} imports {other}"
+            assert not (room == "algorithms" and other in {"fleet", "problem", "problems"}), path
+
+
+def test_an_algorithm_file_holds_mathematics_only():
+    for path in (SOURCE / "algorithms").glob("[a-z]*.py"):
+        text = path.read_text()
+        for word in ("device", "logging", "print(", ".shape", "open(", "random"):
+            body = re.sub(r'""".*?"""', "", text, flags=re.S)
+            assert word not in body, f"{path.name} speaks of {word}"
+
+
+def test_the_core_needs_no_border():
+    """On a machine without them, everything up to `simulate` works."""
+    program = """
+import sys
+for name in ("pydantic", "typer", "rich", "matplotlib", "flwr", "ray", "safetensors", "filelock"):
+    sys.modules[name] = None
+import fedsaddle as fs
+print(fs.simulate(fs.Quadratic(clients=10), fs.CDMANC(0.1, 0.1), rounds=1).last("stationarity"))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def blocks(document: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), flags=re.S)
+
+
+@pytest.fixture
+def momentum(tmp_path, monkeypatch):
+    """The worked example of CONTRIBUTING.md, added as it says."""
+    (code,) = blocks("CONTRIBUTING.md")
+    path = tmp_path / "momentum.py"
+    path.write_text(code)
+    spec = importlib.util.spec_from_file_location("momentum", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "momentum", module)
+    spec.loader.exec_module(module)
+    line = next(
+        line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if '"server-momentum"' in line
+    )
+    entry = eval("{" + line + "}", {"Entry": Entry, "ServerMomentum": module.ServerMomentum})
+    monkeypatch.setitem(ALGORITHMS, "server-momentum", entry["server-momentum"])
+    return module.ServerMomentum
+
+
+def test_the_worked_example_is_short(momentum):
+    (code,) = blocks("CONTRIBUTING.md")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 40
+
+
+def test_the_worked_example_runs_every_way(momentum):
+    def end(algorithm, ask):
+        study = fs.make_study(quadratic(), algorithm, seeds=(0, 1), ask=ask, batch=2)
+        lanes = begin(study)
+        for round in range(3):
+            lanes, _ = play(study, lanes, round)
+        return lanes.server.z.x
+
+    fast, slow = (end(momentum(0.05, 0.08, K=3), ask) for ask in (fs.Vectorised(), fs.Loop()))
+    assert fast.sub(slow).abs().max() < 1e-12
+    assert (
+        end(momentum(0.05, 0.08, beta=0.0, K=3), fs.Loop())
+        .sub(end(fs.CDMANC(0.05, 0.08, K=3), fs.Loop()))
+        .abs()
+        .max()
+        < 1e-12
+    )
+    assert fast.sub(end(fs.CDMANC(0.05, 0.08, K=3), fs.Vectorised())).abs().max() > 1e-3
+
+
+def test_the_worked_example_runs_from_an_experiment_file(momentum, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'name = "mine"\nrounds = 2\n[problem]\nname = "quadratic"\nclients = 10\n'
+        "[algorithms.server-momentum]\neta = 0.1\ngamma = 0.1\nbeta = 0.9\n"
+    )
+    (study,) = load(str(path)).studies.values()
+    assert type(study.algorithm) is momentum
+
+
+def test_the_readmes_example_runs():
+    (code,) = blocks("README.md")
+    assert len(code.splitlines()) <= 15
+    small = code.replace("rounds=100", "rounds=2").replace("seeds=range(5)", "seeds=range(2)")
+    assert small != code
+    subprocess.run([sys.executable, "-c", small], check=True, capture_output=True)
+
+
+def test_the_documents_name_every_algorithm():
+    for document in ("README.md", "docs/algorithms.md"):
+        text = (ROOT / document).read_text()
+        for name in ALGORITHMS:
+            assert name in text or (name.endswith("-release") and document == "README.md"), (
+                f"{document}: {name}"
+            )
+
+
+def test_the_versions_agree():
+    assert f'version = "{fs.__version__}"' in (ROOT / "pyproject.toml").read_text()
