@@ -22,7 +22,7 @@ setup: .venv/ready
 	@touch .venv/ready
 
 demo: setup
-	$(BIN)/fedsaddle run quadratic --algorithm cdma-ada,cdma-one,cdma-nc --rounds 300
+	$(BIN)/fedsaddle run quadratic --algorithm cdma-ada,cdma-one,cdma-nc
 
 test: setup
 	$(BIN)/python -m pytest -n auto

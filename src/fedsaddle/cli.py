@@ -12,6 +12,8 @@ from statistics import fmean
 from types import FrameType
 from typing import Annotated
 
+import click
+import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -155,6 +157,8 @@ def run(
     checkpoint_seconds: Annotated[float, typer.Option(help="Make a checkpoint at most so often.")] = 10.0,
 ) -> None:
     """Run an experiment."""
+    if not checkpoint_seconds >= 0:
+        raise BadInput(f"--checkpoint-seconds must be at least 0, got {checkpoint_seconds}")
     if resume and folder is None:
         raise BadInput("--resume needs the folder of the run: --out DIR")
     chosen = [name.strip() for name in algorithm.split(",") if name.strip()]
@@ -171,6 +175,9 @@ def run(
         raise typer.Exit(INTERRUPTED) from None
     finally:
         run_folder.close()
+    if not (path / "rounds.csv").stat().st_size:
+        err.print("no seed was finite even at the start", highlight=False)
+        raise typer.Exit(ALL_DIVERGED)
     _show(path, quiet)
     if any(not finding.final for finding in findings(path)):
         raise typer.Exit(ALL_DIVERGED)
@@ -178,6 +185,7 @@ def run(
 
 def _execute(run_folder: RunFolder, quiet: bool, checkpoint_seconds: float) -> None:
     plan, asked = run_folder.plan, _until_asked()
+    torch.set_num_threads(plan.resolved["threads"])
     watch: Watch
     if quiet or not out.is_terminal:
         watch = Silent() if quiet else Lines(plan)
@@ -239,10 +247,13 @@ def _options(
 def main() -> None:
     """Run the command line; what a person can put right ends in one line."""
     try:
-        app()
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
+        sys.exit(app(standalone_mode=False))
+    except (BadInput, click.UsageError) as error:
+        told = error.format_message() if isinstance(error, click.UsageError) else str(error)
+        print(f"error: {BadInput(told)}", file=sys.stderr)
         sys.exit(BAD_INPUT)
+    except click.Abort:
+        sys.exit(INTERRUPTED)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         print(f"error: {error.strerror or error}{where}; what was saved can be resumed", file=sys.stderr)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+LONGEST = 600  # characters of a message; what was given may be of any length
+MOST = 10**9  # a count beyond this is a slip, not a wish
+
 
 class BadInput(ValueError):
-    """Input that cannot be used. The message is complete in one line."""
+    """Input that cannot be used. The message is complete in one line, whatever was given."""
+
+    def __init__(self, message: str) -> None:
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+        super().__init__(line if len(line) <= LONGEST else line[: LONGEST - 4] + " ...")
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> BadInput:
@@ -15,11 +23,34 @@ def unknown(what: str, given: str, known: Iterable[str]) -> BadInput:
     known = sorted(known)
     near = get_close_matches(given, known, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
-    return BadInput(f"unknown {what} '{given}'; {hint}known: {', '.join(known)}")
+    return BadInput(f"unknown {what} '{given[:80]}'; {hint}known: {', '.join(known)}")
 
 
-def check_count(name: str, value: object, least: int = 1) -> None:
+def shown(value: object) -> str:
+    """What was given, as far as it can be shown."""
+    try:
+        return repr(value)
+    except ValueError:  # Python does not print numbers of thousands of digits
+        return "a number of thousands of digits"
+
+
+def check_count(name: str, value: object, least: int = 1, most: int = MOST) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInput(f"{name} must be a whole number, got {value!r}")
+        raise BadInput(f"{name} must be a whole number, got {shown(value)}")
     if value < least:
-        raise BadInput(f"{name} must be at least {least}, got {value}")
+        raise BadInput(f"{name} must be at least {least}, got {shown(value)}")
+    if value > most:
+        raise BadInput(f"{name} must be at most {most}, got {shown(value)}")
+
+
+def check_seed(name: str, value: object) -> None:
+    check_count(name, value, least=0, most=2**63 - 1)
+
+
+def check_memory(what: str, floats: int) -> None:
+    """Refuse what this machine cannot hold, before it is tried."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 8 * floats > there / 2:
+        raise BadInput(
+            f"{what} would take {8 * floats / 2**30:.3g} GiB; this machine has {there / 2**30:.3g}"
+        )

@@ -259,7 +259,7 @@ class Trace:
         strangers = [client for client in self.laps if client >= clients]
         if strangers:
             raise BadInput(
-                f"{self.path}: client {min(strangers)} is not among the {clients} clients, 0 to {clients - 1}"
+                f"{self.path}: not among the {clients} clients, 0 to {clients - 1}: client {min(strangers)}"
             )
 
     def delays(self, seeds: Tensor, round: int, phase: int, clients: Tensor, now: list[float]) -> Tensor:
@@ -285,8 +285,8 @@ def read_trace(path: Path) -> dict[int, list[tuple[float, float]]]:
             lines = list(csv.reader(file))
     except OSError as error:
         raise BadInput(f"cannot read the trace {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error):
-        raise BadInput(f"{path} is not a CSV text file") from None
+    except (ValueError, csv.Error):  # also a path that no file can have
+        raise BadInput(f"cannot read the trace {path}: it is not a CSV text file") from None
     if not lines or [name.strip() for name in lines[0]] != ["client", "start", "end"]:
         raise BadInput(f"{path}: the first line must be client,start,end")
     found: dict[int, list[tuple[float, float]]] = {}

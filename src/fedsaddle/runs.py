@@ -177,6 +177,7 @@ class RunFolder:
         self.notes: list[str] = []
         self.start: Stop | None = None  # where the algorithm that was interrupted goes on
         self._saved: dict[str, Any] = {}  # what the checkpoint says
+        self._check_free(resume)
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(path / ".lock")
@@ -184,25 +185,31 @@ class RunFolder:
         except Timeout:
             raise BadInput(f"{path} is in use by another process") from None
         except OSError as error:
-            raise BadInput(f"cannot write to {path}: {error.strerror}") from None
+            raise BadInput(f"cannot write to {path}: {error.strerror}; choose another --out") from None
         try:
             self._take(resume)
         except BaseException:
             self._lock.release()
             raise
 
-    def _take(self, resume: bool) -> None:
-        begun = (self.path / "checkpoint.json").exists()
-        if (begun or (self.path / "experiment.json").exists()) and not resume:
+    @property
+    def _begun(self) -> bool:
+        return os.path.exists(self.path / "checkpoint.json")
+
+    def _check_free(self, resume: bool) -> None:
+        """Refuse a folder that holds something else, before anything is written to it."""
+        there = [name for name in ("experiment.json", *KEYS) if os.path.exists(self.path / name)]
+        if (self._begun or "experiment.json" in there) and not resume:
             raise BadInput(f"{self.path} already holds a run: go on with --resume, or choose another --out")
-        if begun:
+        tables = [name for name in there if name in KEYS]
+        if tables and not self._begun:
+            raise BadInput(f"{self.path} holds {tables[0]} but no checkpoint.json: choose another --out")
+
+    def _take(self, resume: bool) -> None:
+        self._check_free(resume)  # once more, now that nobody else can write here
+        if self._begun:
             self._load()
         else:
-            strangers = [name for name in KEYS if (self.path / name).exists()]
-            if strangers:
-                raise BadInput(
-                    f"{self.path} holds {strangers[0]} but no checkpoint.json: choose another --out"
-                )
             tables = {name: {"length": 0, "sha256": _hash(b"")} for name in KEYS}
             self._saved = {"done": [], "tables": tables, "state": None}
             write_atomically(self.path / "experiment.json", _json(self.plan.resolved))
@@ -297,7 +304,6 @@ class RunFolder:
             if self.tables["rounds.csv"].empty:
                 self.tables["rounds.csv"].write([[*KEYS["rounds.csv"], *row.metrics]])
                 self.tables["traffic.csv"].write([KEYS["traffic.csv"]])
-                self.tables["events.csv"].write([KEYS["events.csv"]])
             counts = (row.floats_up, row.floats_down, row.time_simulated)
             self.tables["rounds.csv"].write(
                 [[algorithm, row.seed, row.round, *counts, *row.metrics.values()]]
@@ -307,6 +313,8 @@ class RunFolder:
                 [algorithm, row.seed, row.round, flow.direction, *flow.content, floats]
                 for flow, floats in flows
             )
+        if self.tables["events.csv"].empty:
+            self.tables["events.csv"].write([KEYS["events.csv"]])
         self.tables["events.csv"].write(
             [algorithm, study.seeds[event.lane], event.round, event.what, event.detail]
             for event in stop.events

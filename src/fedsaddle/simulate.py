@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +18,7 @@ from fedsaddle.core import Algorithm, Pair, Range
 from fedsaddle.engine.course import Row, Stop, course
 from fedsaddle.engine.rounds import Ask, Event, Study, points
 from fedsaddle.engine.vectorised import Vectorised
-from fedsaddle.errors import BadInput, check_count
+from fedsaddle.errors import BadInput, check_count, check_seed, shown
 from fedsaddle.fleet import Fleet, Paper, Quorum
 from fedsaddle.problem import Problem
 
@@ -49,8 +51,9 @@ def check_algorithm(algorithm: Algorithm) -> None:
         if known.static:
             check_count(name, value)
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise BadInput(f"{name} must be a finite number, got {value!r}")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not abs(value) <= sys.float_info.max:
+            raise BadInput(f"{name} must be a finite number, got {shown(value)}")
         least, above, most = known.range.least, known.range.above, known.range.most
         if least is not None and value < least:
             raise BadInput(f"{name} must be at least {least:g}, got {value:g}")
@@ -79,11 +82,10 @@ def make_study(
     if not settings or not seeds:
         raise BadInput("at least one algorithm and one seed are needed")
     for seed in seeds:
-        check_count("seed", seed, least=0)
-        if seed >= 2**63:
-            raise BadInput(f"seed must be below 2^63, got {seed}")
-    if len(set(seeds)) < len(seeds):
-        raise BadInput(f"a seed is given twice: {seeds}")
+        check_seed("seed", seed)
+    twice = [seed for seed, times in Counter(seeds).items() if times > 1]
+    if twice:
+        raise BadInput(f"seed {twice[0]} is given twice")
     check_count("batch", batch)
     clients = len(problem.federation)
     if quorum.invite > clients:
@@ -126,8 +128,9 @@ def _odds(weights: Sequence[float] | Tensor, clients: int, invited: int) -> Tens
     odds = torch.as_tensor(weights, dtype=torch.float64)
     if odds.shape != (clients,):
         raise BadInput(f"weights must be one number for each of the {clients} clients, got {odds.numel()}")
-    if not bool(torch.isfinite(odds).all()) or bool((odds < 0).any()):
-        raise BadInput("weights must be finite and at least 0")
+    bad = [odd for odd in odds.tolist() if not 0 <= odd < math.inf]
+    if bad:
+        raise BadInput(f"weights must be finite and at least 0, got {bad[0]:g}")
     able = int((odds > 0).sum())
     if able < invited:
         raise BadInput(f"invite must be at most the clients with a weight above 0 ({able}), got {invited}")

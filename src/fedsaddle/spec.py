@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import tomllib
 import typing
@@ -21,7 +22,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.core import Scalar
 from fedsaddle.engine.loop import Loop
 from fedsaddle.engine.vectorised import Vectorised
-from fedsaddle.errors import BadInput, check_count, unknown
+from fedsaddle.errors import BadInput, check_count, shown, unknown
 from fedsaddle.fleet import FLEETS, Fleet, Quorum
 from fedsaddle.problem import Problem
 from fedsaddle.problems import PROBLEMS
@@ -47,6 +48,7 @@ class Experiment(BaseModel):
     sampling: Literal["uniform", "size"] | list[float] = "uniform"
     engine: Literal["auto", "vectorised", "loop"] = "auto"
     memory_gb: float = 4.0  # what a vectorised computation may hold
+    threads: int = 1  # of PyTorch; part of the experiment because sums may round differently with more
     problem: dict[str, Any]
     fleet: dict[str, Any] = {"model": "paper"}
     quorum: dict[str, Any] = {}
@@ -56,23 +58,23 @@ class Experiment(BaseModel):
 # --- reading ---------------------------------------------------------------------------------------------
 
 
-def shipped() -> dict[str, str]:
-    """The experiments that come with the package, and what they are."""
-    found = sorted(
+def _names() -> list[str]:
+    return sorted(
         path.name.removesuffix(".toml") for path in SHIPPED.iterdir() if path.name.endswith(".toml")
     )
-    return {name: _read(name).get("description", "") for name in found}
+
+
+def shipped() -> dict[str, str]:
+    """The experiments that come with the package, and what they are."""
+    return {name: _read(name).get("description", "") for name in _names()}
 
 
 def _read(experiment: str) -> dict[str, Any]:
     """The tables of an experiment, by its name or its file."""
     path = Path(experiment)
-    if path.suffix not in (".toml", ".json") and not path.is_file():
-        names = [
-            entry.name.removesuffix(".toml") for entry in SHIPPED.iterdir() if entry.name.endswith(".toml")
-        ]
-        if experiment not in names:
-            raise unknown("experiment", experiment, [*names, "or the path of a TOML file"])
+    if path.suffix not in (".toml", ".json") and not os.path.isfile(experiment):
+        if experiment not in _names():
+            raise BadInput(f"{unknown('experiment', experiment, _names())}; or give the path of a TOML file")
         return tomllib.loads((SHIPPED / f"{experiment}.toml").read_text(encoding="utf-8"))
     try:
         text = path.read_text(encoding="utf-8")
@@ -80,7 +82,9 @@ def _read(experiment: str) -> dict[str, Any]:
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        raise BadInput(f"{path}: {str(error) or 'not a text file'}".replace("\n", " ")) from None
+        raise BadInput(f"{path}: {str(error) or 'not a text file'}") from None
+    except RecursionError:
+        raise BadInput(f"{path}: nested too deep to be an experiment") from None
     if not isinstance(tables, dict):
         raise BadInput(f"{path}: expected an experiment, got {type(tables).__name__}")
     fleet = tables.get("fleet")
@@ -94,10 +98,14 @@ def _set(tables: dict[str, Any], assignment: str) -> None:
     key, sign, text = assignment.partition("=")
     if not sign or not all(part.strip() for part in key.split(".")):
         raise BadInput(f"--set takes key=value, such as problem.kappa=20; got '{assignment}'")
+    if not assignment.isprintable():
+        raise BadInput(f"--set takes one line, got '{assignment}'")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except ValueError:
         value = text  # a word needs no quotes
+    except RecursionError:
+        raise BadInput(f"--set {key}: nested too deep") from None
     *path, last = (part.strip() for part in key.split("."))
     for part in path:
         tables = tables.setdefault(part, {})
@@ -125,18 +133,30 @@ def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
 # --- checking --------------------------------------------------------------------------------------------
 
 
+# What would do, where a type alone does not say it well.
+WOULD_DO = {
+    "samples": "a whole number or [fewest, most]",
+    "seeds": "such as '0-4', or a list of whole numbers",
+    "sampling": "'uniform', 'size' or a list of weights",
+    "rate": "a number, or a list with one for each client",
+}
+
+
 def _explain(error: ValidationError, model: type[BaseModel], where: str) -> BadInput:
     """The first of pydantic's complaints, in one line."""
-    first, more = error.errors()[0], error.error_count() - 1
+    # A key that is not known is likelier the slip than the one that is missed for it.
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     key = str(first["loc"][0]) if first["loc"] else ""
     at = f"{where}.{key}" if where else key
+    if key == "algorithms" and len(first["loc"]) > 1:
+        at = f"{at}.{first['loc'][1]}"
     if first["type"] == "extra_forbidden":
         return unknown(f"key in {where}" if where else "key", key, model.model_fields)
     if first["type"] == "missing":
         return BadInput(f"{at} is missing")
-    rest = f" ({more} more)" if more and first["loc"] != error.errors()[-1]["loc"][:1] else ""
-    given = first["input"]
-    return BadInput(f"{at}: {first['msg'].replace('Input should', 'should')}, got {given!r}{rest}")
+    should = WOULD_DO.get(key)
+    told = f"should be {should}" if should else first["msg"].replace("Input should", "should")
+    return BadInput(f"{at}: {told}, got {shown(first['input'])[:200]}")
 
 
 def _tuples(value: Any) -> Any:
@@ -220,8 +240,9 @@ def load(
         raise _explain(error, Experiment, "") from None
     check_count("rounds", checked.rounds)
     check_count("evaluate_every", checked.evaluate_every)
-    if not 0 < checked.memory_gb < float("inf"):
-        raise BadInput(f"memory_gb must be above 0, got {checked.memory_gb}")
+    check_count("threads", checked.threads)
+    if not 0 < checked.memory_gb <= 1e6:
+        raise BadInput(f"memory_gb must be above 0 and at most a million, got {checked.memory_gb:g}")
     for label in checked.algorithms:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", label):
             raise BadInput(f"algorithms.{label}: a name may hold letters, digits, '.', '_' and '-'")
@@ -245,17 +266,20 @@ def load(
         algorithm, invite = _algorithm(label, checked.algorithms[label], checked.K)
         table = {**checked.quorum, **({} if invite is None else {"invite": invite})}
         quorum: Quorum = _build(Quorum, table, "quorum")
-        studies[label] = make_study(
-            problem,
-            algorithm,
-            seeds=seed_list,
-            quorum=quorum,
-            fleet=fleet,
-            batch=checked.batch,
-            weights=weights,  # type: ignore[arg-type]
-            cohorts=checked.cohorts,
-            ask=ask,
-        )
+        try:
+            studies[label] = make_study(
+                problem,
+                algorithm,
+                seeds=seed_list,
+                quorum=quorum,
+                fleet=fleet,
+                batch=checked.batch,
+                weights=weights,  # type: ignore[arg-type]
+                cohorts=checked.cohorts,
+                ask=ask,
+            )
+        except BadInput as error:
+            raise BadInput(f"algorithms.{label}: {error}") from None
     resolved = checked.model_dump()
     resolved["seeds"] = seed_list
     resolved["algorithms"] = {label: checked.algorithms[label] for label in wanted}

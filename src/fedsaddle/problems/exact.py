@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedsaddle import draws
 from fedsaddle.core import Pair, Scalar
-from fedsaddle.errors import BadInput, check_count
+from fedsaddle.errors import BadInput, check_count, check_memory, check_seed
 from fedsaddle.problem import Batch, Federation
 
 Samples = int | tuple[int, int]
@@ -116,13 +116,18 @@ def _orthogonal(seed: int, what: int, size: int) -> Tensor:
 def _check(problem: object, *at_least_zero: str) -> None:
     """The dials all problems have, and those that must not be negative."""
     values = vars(problem)
-    check_count("clients", values["clients"])
-    check_count("seed", values["seed"], least=0)
+    for name in {"clients", "dim", "dim_x", "dim_y", "features"} & set(values):
+        check_count(name, values[name])
+    check_seed("seed", values["seed"])
     samples = values["samples"]
     for rows in samples if isinstance(samples, tuple) else (samples,):
         check_count("samples", rows)  # a client without rows is no client
     if isinstance(samples, tuple) and (len(samples) != 2 or samples[0] > samples[1]):
         raise BadInput(f"samples must be a number or [fewest, most], got {list(samples)}")
+    # Rows of x and y, and a matrix over both for each client, are the most that any of them holds.
+    rows = values["clients"] * (max(samples) if isinstance(samples, tuple) else samples)
+    width = sum(values.get(name, 0) for name in ("dim_x", "dim_y", "features")) + 2 * values.get("dim", 1)
+    check_memory("a problem of this size", rows * width + (values["clients"] + 1) * width**2)
     for name in at_least_zero:
         if not 0 <= values[name] < math.inf:
             raise BadInput(f"{name} must be at least 0, got {values[name]}")
@@ -154,7 +159,6 @@ class Quadratic:
 
     def __post_init__(self) -> None:
         _check(self, "heterogeneity", "dissimilarity", "noise", "nonconvex")
-        check_count("dim_x", self.dim_x)
         check_count("dim_y", self.dim_y, least=2)
         check_count("flat", self.flat, least=0)
         if self.dim_y - self.flat < 2:
@@ -407,7 +411,6 @@ class RobustLeastSquares:
 
     def __post_init__(self) -> None:
         _check(self, "heterogeneity", "noise")
-        check_count("features", self.features)
         if not 1 < self.price < math.inf:
             raise BadInput(f"price must be above 1, got {self.price}")
         least = self.samples[0] if isinstance(self.samples, tuple) else self.samples
@@ -495,7 +498,6 @@ class Bilinear:
 
     def __post_init__(self) -> None:
         _check(self, "heterogeneity", "dissimilarity", "noise")
-        check_count("dim", self.dim)
         if not 1 <= self.kappa < math.inf:
             raise BadInput(f"kappa must be at least 1, got {self.kappa}")
 
