@@ -240,12 +240,12 @@ def load(
         raise _explain(error, Experiment, "") from None
     check_count("rounds", checked.rounds)
     check_count("evaluate_every", checked.evaluate_every)
-    check_count("threads", checked.threads)
+    check_count("threads", checked.threads, most=1024)
     if not 0 < checked.memory_gb <= 1e6:
         raise BadInput(f"memory_gb must be above 0 and at most a million, got {checked.memory_gb:g}")
     for label in checked.algorithms:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", label):
-            raise BadInput(f"algorithms.{label}: a name may hold letters, digits, '.', '_' and '-'")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", label):
+            raise BadInput(f"algorithms.{label}: a name may hold up to 100 letters, digits, '.', '_', '-'")
     wanted = list(dict.fromkeys(algorithms)) or list(checked.algorithms)
     for label in wanted:
         if label not in checked.algorithms:
