@@ -216,8 +216,8 @@ def test_one_reaches_machine_precision_where_nc_stalls():
     problem = fs.Quadratic(clients=6, dim_x=3, dim_y=5, samples=1, noise=0.0, dissimilarity=0.3, kappa=3.0)
     everyone = {"quorum": fs.Quorum(invite=6), "batch": 1}
     one = final(problem, fs.CDMAONE(0.1, 0.3, K=5), 400, **everyone)
-    nc = final(problem, fs.CDMANC(0.1, 0.3, K=5), 400, **everyone)
-    more = final(problem, fs.CDMANC(0.1, 0.3, K=5), 800, **everyone)
+    nc = final(problem, fs.CDMANC(0.1, 0.3, K=5), 150, **everyone)
+    more = final(problem, fs.CDMANC(0.1, 0.3, K=5), 300, **everyone)
     assert one < 1e-25
     assert nc > 1e-6
     assert nc == pytest.approx(more, rel=1e-3)  # it has stalled, not run out of rounds

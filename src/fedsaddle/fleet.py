@@ -259,7 +259,8 @@ class Trace:
         strangers = [client for client in self.laps if client >= clients]
         if strangers:
             raise BadInput(
-                f"{self.path}: not among the {clients} clients, 0 to {clients - 1}: client {min(strangers)}"
+                f"{self.path}: client {str(min(strangers))[:30]} is not among the {clients} clients, "
+                f"0 to {clients - 1}"
             )
 
     def delays(self, seeds: Tensor, round: int, phase: int, clients: Tensor, now: list[float]) -> Tensor:

@@ -1,0 +1,734 @@
+"""The border: what cannot be used is refused, in one line, before anything is written.
+
+Every refusal goes through the real command line and must keep one promise: exit code 2, nothing on stdout,
+one printable line on stderr that begins with 'error: ' and names what was wrong, what was given and what
+would do, and no file made or changed. The lists below are the mistakes people make. The property tests throw
+random tables, texts and bytes at `spec.load`: it returns a Plan or raises BadInput, never anything else.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsaddle import cli, spec
+from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.errors import BadInput
+from fedsaddle.fleet import FLEETS
+from fedsaddle.problems import PROBLEMS
+from fedsaddle.runs import Plan
+
+VALID = {
+    "name": "small",
+    "rounds": 2,
+    "seeds": [0],
+    "evaluate_every": 1,
+    "batch": 5,
+    "K": 2,
+    "problem": {"name": "quadratic", "clients": 20, "kappa": 10.0},
+    "fleet": {"model": "paper", "least": 0.5},
+    "quorum": {"invite": 8, "minimum": 1},
+    "algorithms": {
+        "cdma-one": {"eta": 0.01, "gamma": 0.01},
+        "mine": {"algorithm": "codasca", "invite": 4, "eta_l": 0.01},
+    },
+}
+TRACE = {"fleet": {"model": "trace", "path": "trace.csv"}}
+
+
+# --- the promise -----------------------------------------------------------------------------------------
+
+
+def contents(folder):
+    """Every file and folder below a folder, with what is in it."""
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def write(path, tables):
+    path.write_text(json.dumps(tables), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Run the command line in a folder of its own: the exit code, stdout and stderr."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "valid.json", VALID)
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["fedsaddle", *words])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        return code, *capsys.readouterr()
+
+    yield call
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def refused(call, tmp_path, monkeypatch):
+    """Run the command line, check that it keeps the promise, and return its one line."""
+
+    def refused(*words):
+        before = contents(tmp_path)
+        with monkeypatch.context() as patched:
+            patched.setattr(cli, "_execute", lambda *_: pytest.fail("it was accepted"))
+            code, stdout, stderr = call(*words)
+        assert (code, stdout) == (2, ""), stderr[-2000:]
+        assert stderr.startswith("error: ")
+        assert stderr.endswith("\n")
+        assert stderr[:-1].isprintable(), "more than one line, or control characters"
+        assert contents(tmp_path) == before
+        return stderr[:-1]
+
+    return refused
+
+
+def set_(*assignments):
+    """The command line that changes some keys of the valid experiment."""
+    return ["run", "valid.json", "--out", "new", *(word for one in assignments for word in ("--set", one))]
+
+
+def test_the_valid_experiment_is_accepted(call, tmp_path):
+    code, stdout, stderr = call("run", "valid.json", "--out", "new")
+    assert (code, stderr) == (0, "")
+    assert "cdma-one" in stdout
+    assert (tmp_path / "new" / "rounds.csv").stat().st_size > 0
+
+
+# --- names -----------------------------------------------------------------------------------------------
+
+FIELDS = {
+    "top": ["K", "batch", "cohorts", "engine", "evaluate_every", "rounds", "sampling", "seeds", "algorithms"],
+    "problem": ["clients", "kappa", "heterogeneity", "samples", "dim_x"],
+    "fleet": ["least"],
+    "quorum": ["invite", "enough", "minimum", "deadline", "grace"],
+    "cdma-one": ["eta", "gamma", "K"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "given_", "meant", "known"),
+    [
+        (["run", "quadratik"], "quadratik", "quadratic", spec.shipped()),
+        (["run", "valid.json", "--algorithm", "cdma-two"], "cdma-two", "cdma-one", VALID["algorithms"]),
+        (set_("algorithms.mine.algorithm=codaska"), "codaska", "codasca", ALGORITHMS),
+        (set_("algorithms.cdma-noe={eta=0.1,gamma=0.1}"), "cdma-noe", "cdma-one", ALGORITHMS),
+        (set_("problem.name=quadrtic"), "quadrtic", "quadratic", PROBLEMS),
+        (set_("fleet.model=papr"), "papr", "paper", FLEETS),
+        (set_("evaluate_evry=3"), "evaluate_evry", "evaluate_every", FIELDS["top"]),
+        (set_("problem.kapa=20"), "kapa", "kappa", FIELDS["problem"]),
+        (set_("fleet.leest=0.5"), "leest", "least", FIELDS["fleet"]),
+        (set_("quorum.invte=4"), "invte", "invite", FIELDS["quorum"]),
+        (set_("algorithms.cdma-one.etta=0.1"), "etta", "eta", FIELDS["cdma-one"]),
+    ],
+)
+def test_an_unknown_name_is_met_with_the_nearest_and_all_of_them(refused, words, given_, meant, known):
+    line = refused(*words)
+    assert f"'{given_}'" in line
+    assert f"did you mean '{meant}'?" in line
+    listed = re.split("[,;] ", line.partition("known: ")[2])
+    assert {*known} <= {*listed}
+
+
+def test_a_name_like_no_other_is_met_with_all_of_them(refused):
+    line = refused(*set_("problem.name=xyz"))
+    assert "did you mean" not in line
+    assert all(name in line for name in PROBLEMS)
+
+
+def test_the_shipped_experiments_come_before_the_way_to_bring_ones_own(refused):
+    line = refused("run", "xyz")
+    assert line.index("quadratic") < line.index("TOML")
+
+
+@pytest.mark.parametrize("engine", ["cuda", "Loop", ""])
+def test_an_unknown_engine(refused, engine):
+    line = refused("run", "valid.json", "--engine", engine)
+    assert f"'{engine}'" in line
+    assert all(name in line for name in ("auto", "vectorised", "loop"))
+
+
+@pytest.mark.parametrize("label", ["../x", "a/b", "a\\b", "..", ".hidden", "", "a b", "a\nb", "cdma-one\n"])
+def test_a_label_that_is_no_file_name(refused, tmp_path, label):
+    write(tmp_path / "bad.json", VALID | {"algorithms": {label: {"algorithm": "codasca", "eta_l": 0.1}}})
+    assert "letters, digits" in refused("run", "bad.json", "--out", "new")
+
+
+def test_a_label_too_long_for_a_file_name(refused, tmp_path):
+    write(tmp_path / "bad.json", VALID | {"algorithms": {"x" * 250: {"algorithm": "codasca", "eta_l": 0.1}}})
+    assert "algorithms" in refused("run", "bad.json", "--out", "new")
+
+
+@pytest.mark.parametrize("value", ["0.0", "1.0"])
+def test_what_makes_a_variant_cannot_be_set(refused, value):
+    line = refused(*set_(f"algorithms.codasca-release={{eta_l=0.1,beta={value}}}"))
+    assert "beta" in line
+    assert "codasca-release" in line
+
+
+# --- values ----------------------------------------------------------------------------------------------
+
+COUNTS = [
+    "rounds",
+    "evaluate_every",
+    "batch",
+    "threads",
+    "K",
+    "problem.clients",
+    "problem.dim_x",
+    "problem.samples",
+    "quorum.invite",
+    "quorum.minimum",
+    "quorum.enough",
+    "algorithms.cdma-one.K",
+    "algorithms.cdma-one.invite",
+    "algorithms.mine.K_0",
+]
+NUMBERS = [
+    "memory_gb",
+    "problem.kappa",
+    "problem.noise",
+    "fleet.least",
+    "quorum.deadline",
+    "algorithms.cdma-one.eta",
+    "algorithms.mine.theta",
+]
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "2.5", "2.0", "true", '"four"', "[3]", "nan", "{}"])
+@pytest.mark.parametrize("key", COUNTS)
+def test_a_count_that_is_none(refused, key, value):
+    line = refused(*set_(f"{key}={value}"))
+    assert key.rpartition(".")[2] in line
+    assert re.search("at least 1|integer|whole number", line)
+    assert {"true": "True", '"four"': "'four'", "[3]": "3"}.get(value, value) in line
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "true", '"much"', "[1.5]", "{}"])
+@pytest.mark.parametrize("key", NUMBERS)
+def test_a_number_that_is_none(refused, key, value):
+    line = refused(*set_(f"{key}={value}"))
+    assert key.rpartition(".")[2] in line
+    assert re.search("number|above|at least|between", line)
+    assert {"true": "True", '"much"': "'much'", "[1.5]": "1.5"}.get(value, value) in line
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("algorithms.cdma-one.eta=0", "above 0"),
+        ("algorithms.cdma-one.eta=-0.1", "above 0"),
+        ("algorithms.cdma-one.gamma=0.0", "above 0"),
+        ("algorithms.cdma-one.eta=1e400", "finite"),
+        ("algorithms.mine.eta_g=0", "above 0"),
+        ("algorithms.mine.theta=-1", "at least 0"),
+        ('algorithms.ada={algorithm="cdma-ada",c_eta=0.1,c_gamma=0.1,rho=1.5}', "at most 1"),
+        ('algorithms.ada={algorithm="cdma-ada",c_eta=0.1,c_gamma=0.1,c_alpha=0}', "above 0"),
+        ("algorithms.cdma-one.invite=21", "at most the number of clients (20)"),
+        ("quorum.invite=21", "at most the number of clients (20)"),
+        ("problem.clients=7", "at most the number of clients (7)"),
+        ("quorum.minimum=9", "at most invite (8)"),
+        ("quorum.enough=9", "at most invite (8)"),
+        ("quorum={invite=8,enough=4,minimum=5}", "at most enough (4)"),
+        ("quorum.deadline=0", "positive"),
+        ("quorum={invite=8,grace=5}", "deadline"),
+        ("quorum={invite=8,deadline=5,grace=-1}", "0 or more"),
+        ("fleet.least=1.5", "between 0 and 1"),
+        ("problem.kappa=1.5", "at least 2"),
+        ("problem.flat=9", "two of the 10"),
+        ("problem.seed=-1", "at least 0"),
+        ("problem.samples=0", "at least 1"),
+        ("problem.samples=[0, 5]", "at least 1"),
+        ("problem.samples=[5, 2]", "[fewest, most]"),
+        ("problem.samples=[1, 2, 3]", "[fewest, most]"),
+        ('problem.samples="few"', "[fewest, most]"),
+        ("problem={name='robust-least-squares',clients=20,features=101}", "100 rows"),
+        ("cohorts=other", "'another' or 'same'"),
+        ("cohorts=3", "'another' or 'same'"),
+        ("sampling=[1.0, 2.0]", "20 clients"),
+        ("sampling=[]", "20 clients"),
+        (f"sampling={[0.0] * 20}", "above 0"),
+        (f"sampling={[1.0] * 3 + [0.0] * 17}", "above 0 (3)"),
+        (f"sampling={[-1.0] + [1.0] * 19}", "-1"),
+        (f"sampling=[{'nan,' * 20}]", "nan"),
+        ("sampling=biggest", "list"),
+        ("memory_gb=0", "above 0"),
+        ("seeds=[]", "one seed"),
+        ("seeds=[0, 0]", "twice"),
+        ("seeds=[0, -1]", "at least 0, got -1"),
+        ("seeds=[1.5]", "0-4"),
+        ("seeds=true", "0-4"),
+        ("fleet={model='dropout',rate=1.5}", "between 0 and 1"),
+        ("fleet={model='dropout',rate=[0.5, 0.5]}", "20 clients"),
+        ("fleet={model='latency',median=0}", "above 0"),
+        ("fleet={model='trace'}", "path is missing"),
+        ("problem={clients=20}", "known: bilinear, quadratic"),
+        ("algorithms={}", "[algorithms."),
+        ("algorithms.cdma-one=3", "algorithms.cdma-one"),
+        ("algorithms.cdma-one={gamma=0.1}", "algorithms.cdma-one.eta is missing"),
+        ("problem=3", "problem"),
+        ("name=3", "string"),
+    ],
+)
+def test_a_value_that_does_not_fit(refused, setting, says):
+    line = refused(*set_(setting))
+    assert says in line
+    given_ = setting.partition("=")[2]
+    if re.fullmatch(r"-?[0-9.]+", given_):
+        assert f"{float(given_):g}" in line
+
+
+@pytest.mark.parametrize(
+    "setting", ["algorithms.cdma-one.invite=21", "algorithms.cdma-one.K=0", "algorithms.cdma-one.eta=0"]
+)
+def test_the_table_that_is_wrong_is_named(refused, setting):
+    assert "algorithms.cdma-one" in refused(*set_(setting))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        f"seeds=[{2**64}]",
+        f"problem.seed={2**64}",
+        f"problem.clients={2**64}",
+        f"problem.dim_y={2**64}",
+        f"problem.samples={2**64}",
+        f"threads={2**64}",
+        "threads=1000000",
+        f"batch={2**64}",
+        f"K={2**64}",
+        f"algorithms.mine.K_0={10**30}",
+        f"algorithms.cdma-one.eta=0x{'f' * 5000}",
+        f"algorithms.cdma-one.invite=0x{'f' * 5000}",
+        "memory_gb=1e300",
+    ],
+    ids=lambda setting: setting[:40],
+)
+def test_a_number_no_machine_can_hold(refused, setting):
+    key = setting.partition("=")[0].rpartition(".")[2]
+    assert key.removesuffix("s") in refused(*set_(setting))
+
+
+def test_a_problem_that_is_never_finite(call):
+    """Nothing can be drawn of such a run: it is refused, or it ends as one that diverged."""
+    code, _, _ = call(*set_("problem.kappa=1e300"))
+    assert code in (cli.BAD_INPUT, cli.ALL_DIVERGED)
+
+
+TOO_BIG = [
+    f"{key}={value}"
+    for key, value in [
+        ("problem.clients", 10**9),
+        ("problem.clients", 10**12),
+        ("problem.samples", 10**12),
+        ("problem.dim_y", 10**5),
+        ("problem.dim_x", 10**12),
+        ("batch", 10**12),
+        ("K", 10**12),
+    ]
+]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot be held to a limit")
+def test_a_request_that_would_exhaust_the_memory(tmp_path):
+    """In a process of its own with 8 GiB, where the plans are loaded but not run."""
+    experiment = write(tmp_path / "valid.json", VALID)
+    script = f"""
+import resource
+from fedsaddle import spec
+from fedsaddle.errors import BadInput
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+for setting in {TOO_BIG}:
+    try:
+        spec.load({experiment!r}, settings=[setting])
+        print(setting, "accepted")
+    except BadInput:
+        print(setting, "refused")
+    except Exception as error:
+        print(setting, type(error).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{setting} refused" for setting in TOO_BIG]
+
+
+# --- the command's own words -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    ["nonsense", "", "=3", ".=3", "a..b=3", "problem.=3", "name.x=3", "problem.kappa.x=3", "a\nb=3", "a\nb"],
+)
+def test_set_nonsense(refused, assignment):
+    refused(*set_(assignment))
+
+
+def test_set_takes_one_value(refused):
+    """What follows a line's end would be dropped without a word."""
+    refused(*set_("batch=3\nK=4"))
+
+
+def test_set_a_value_nested_too_deep(refused):
+    refused(*set_("K=" + "[" * 20_000))
+
+
+@pytest.mark.parametrize(
+    "seeds", ["a", "5-2", "", "0,0", "0-3,2", "-1", "0-", "1.5", "0,,1", "0;1", "0-100000", "0\n1"]
+)
+def test_seeds_nonsense(refused, seeds):
+    line = refused("run", "valid.json", "--out", "new", "--seeds", seeds)
+    assert "seed" in line
+    assert len(line) < 300
+
+
+def test_a_seed_twice_among_many_is_named_alone(refused):
+    line = refused("run", "valid.json", "--out", "new", "--seeds", "0-9999,77")
+    assert "77" in line
+    assert len(line) < 300
+
+
+@pytest.mark.parametrize("rounds", ["0", "-5"])
+def test_no_rounds(refused, rounds):
+    line = refused("run", "valid.json", "--out", "new", "--rounds", rounds)
+    assert f"rounds must be at least 1, got {rounds}" in line
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1"])
+def test_checkpoint_seconds(refused, seconds):
+    assert seconds in refused("run", "valid.json", "--out", "new", "--checkpoint-seconds", seconds)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["rum"], "run"),
+        (["run"], "experiment"),
+        (["run", "valid.json", "twice"], "twice"),
+        (["run", "valid.json", "--bogus"], "--bogus"),
+        (["run", "valid.json", "--rounds"], "--rounds"),
+        (["run", "valid.json", "--rounds", "many"], "many"),
+        (["run", "valid.json", "--rounds", "1.5"], "1.5"),
+    ],
+)
+def test_words_the_command_does_not_know(refused, words, says):
+    assert says.lower() in refused(*words).lower()
+
+
+def test_resume_without_a_folder(refused):
+    assert "--out" in refused("run", "valid.json", "--resume")
+
+
+def script():
+    return Path(sysconfig.get_path("scripts")) / "fedsaddle"
+
+
+@pytest.mark.parametrize("words", [["run", "valid.json", "--set", "K=0"], ["run", "bad.toml"]])
+def test_the_installed_command(tmp_path, words):
+    write(tmp_path / "valid.json", VALID)
+    (tmp_path / "bad.toml").write_text("name = 'x'\nrounds = = 3\n")
+    before = contents(tmp_path)
+    done = subprocess.run([script(), *words], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch("error: [^\n]+\n", done.stderr)
+    assert contents(tmp_path) == before
+
+
+# --- folders ---------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_holds_a_run(call, refused):
+    assert call("run", "valid.json", "--out", "new", "--quiet") == (0, "", "")
+    line = refused("run", "valid.json", "--out", "new")
+    assert "new" in line
+    assert "--resume" in line
+
+
+def test_a_copy_of_a_run_folder(call, refused, tmp_path):
+    """A lock is not copied with it, and a refusal makes none."""
+    call("run", "valid.json", "--out", "new", "--quiet")
+    shutil.copytree("new", "copy", ignore=shutil.ignore_patterns(".lock"))
+    assert "--resume" in refused("run", "valid.json", "--out", "copy")
+
+
+@pytest.mark.parametrize("file", ["rounds.csv", "traffic.csv", "events.csv"])
+def test_a_folder_that_holds_somebody_elses_table(refused, tmp_path, file):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / file).write_text("mine")
+    assert file in refused("run", "valid.json", "--out", "new")
+
+
+@pytest.mark.parametrize("out", ["file", "file/new"])
+def test_a_folder_that_is_a_file(refused, tmp_path, out):
+    (tmp_path / "file").write_text("mine")
+    line = refused("run", "valid.json", "--out", out)
+    assert out in line
+    assert "--out" in line
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(refused, tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    assert "closed" in refused("run", "valid.json", "--out", "closed/new")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")
+def test_a_folder_that_even_root_cannot_write(refused):
+    assert "/proc/new" in refused("run", "valid.json", "--out", "/proc/new")
+
+
+# --- experiment files ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("bad.toml", b"name = 'x'\nrounds = = 3\n", "line 2"),
+        ("bad.toml", b"name = 'x'\n[problem]\n[problem]\n", "line 3"),
+        ("bad.toml", b"\xff\xfe", "bad.toml"),
+        ("bad.toml", b"", "missing"),
+        ("bad.toml", b"a = " + b"[" * 100_000, "bad.toml"),
+        ("bad.json", b"", "line 1"),
+        ("bad.json", b'{"name": "x",\n}', "line 2"),
+        ("bad.json", b"[1, 2]", "list"),
+        ("bad.json", b"[" * 100_000, "bad.json"),
+        ("bad.json", b'{"rounds": ' + b"1" * 5000 + b"}", "bad.json"),
+    ],
+    ids=lambda value: str(value[:30]),
+)
+def test_a_file_that_is_no_experiment(refused, tmp_path, name, data, says):
+    (tmp_path / name).write_bytes(data)
+    assert says in refused("run", name, "--out", "new")
+
+
+@pytest.mark.parametrize(
+    ("key", "typo"), [("evaluate_every", "evaluate_evry"), ("rounds", "ruonds"), ("eta", "etta")]
+)
+def test_a_slip_in_a_toml_file(refused, tmp_path, key, typo):
+    """Also where the right key must be there: what was typed tells more than what is missing."""
+    text = """
+name = "small"
+rounds = 2
+evaluate_every = 1
+problem = {name = "quadratic", clients = 20}
+algorithms.cdma-one = {invite = 4, eta = 0.01, gamma = 0.01}
+"""
+    (tmp_path / "good.toml").write_text(text)
+    assert accepted("good.toml")
+    (tmp_path / "bad.toml").write_text(text.replace(f"{key} =", f"{typo} ="))
+    assert f"'{typo}'; did you mean '{key}'?" in refused("run", "bad.toml", "--out", "new")
+
+
+@pytest.mark.parametrize("name", ["nowhere.toml", "folder.toml", "no\nwhere.toml", "x" * 300, "x\n"])
+def test_a_file_that_cannot_be_read(refused, tmp_path, name):
+    (tmp_path / "folder.toml").mkdir()
+    assert name.split("\n")[0][:40] in refused("run", name, "--out", "new")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"problem": {"name": "a\nb"}},
+        {"fleet": {"model": "\x1b[31mred"}},
+        {"algorithms": {"mine": {"algorithm": "a\u2028b"}}},
+        {"a\nb": 3},
+    ],
+    ids=ascii,
+)
+def test_names_from_a_file_do_not_break_the_line(refused, tmp_path, change):
+    write(tmp_path / "bad.json", VALID | change)
+    assert "known: " in refused("run", "bad.json", "--out", "new")
+
+
+# --- traces ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (None, "cannot read"),
+        (b"", "client,start,end"),
+        (b"client,begin,end\n0,0,1\n", "client,start,end"),
+        (b"0,0,1\n", "client,start,end"),
+        (b"client,start,end\n", "no client"),
+        (b"client,start,end\n0,0,5\nx,0,1\n", "line 3"),
+        (b"client,start,end\n0.5,0,1\n", "line 2"),
+        (b"client,start,end\n0,zero,1\n", "zero"),
+        (b"client,start,end\n0,5,1\n", "start < end"),
+        (b"client,start,end\n0,1,1\n", "start < end"),
+        (b"client,start,end\n0,-1,1\n", "0 <= start"),
+        (b"client,start,end\n0,0,inf\n", "inf"),
+        (b"client,start,end\n0,nan,1\n", "nan"),
+        (b"client,start,end\n0,1\n", "line 2"),
+        (b"client,start,end\n0,0,1,2\n", "line 2"),
+        (b"client,start,end\n-1,0,1\n", "-1"),
+        (b"client,start,end\n20,0,1\n", "not among the 20 clients"),
+        (b"client,start,end\n" + b"9" * 4000 + b",0,1\n", "not among the 20 clients"),
+        (b"client,start,end\n0,\xff,1\n", "text"),
+        (b'client,start,end\n"0\n1",0,1\n', "line 2"),
+        ("client,start,end\n0,\u2028,1\n".encode(), "line 2"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_malformed_trace(refused, tmp_path, data, says):
+    if data is not None:
+        (tmp_path / "trace.csv").write_bytes(data)
+    write(tmp_path / "bad.json", VALID | TRACE)
+    line = refused("run", "bad.json", "--out", "new")
+    assert "trace.csv" in line
+    assert says in line
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "a\ud800b", "a\nb", "x" * 300], ids=ascii)
+def test_a_trace_at_an_impossible_place(refused, tmp_path, path):
+    write(tmp_path / "bad.json", VALID | {"fleet": {"model": "trace", "path": path}})
+    assert "trace" in refused("run", "bad.json", "--out", "new")
+
+
+# --- a run's own experiment.json -------------------------------------------------------------------------
+
+
+def test_the_experiment_of_a_run_can_be_run_again(call, tmp_path, monkeypatch):
+    """From another folder, and although its trace was named by where the first experiment lay."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "trace.csv").write_text("client,start,end\n" + "".join(f"{i},{i},50\n" for i in range(20)))
+    write(home / "first.json", VALID | TRACE | {"seeds": "3,5", "cohorts": "same", "sampling": "size"})
+    assert call("run", "home/first.json", "--out", "home/first", "--quiet", "--rounds", "3") == (0, "", "")
+    monkeypatch.chdir(home)
+    assert call("run", "first/experiment.json", "--out", "second", "--quiet") == (0, "", "")
+    for name in ("rounds.csv", "traffic.csv", "events.csv", "experiment.json", "final/mine.safetensors"):
+        assert (home / "first" / name).read_bytes() == (home / "second" / name).read_bytes()
+    assert len((home / "first" / "rounds.csv").read_text().splitlines()) == 1 + 2 * 2 * 4
+
+
+# --- anything at all -------------------------------------------------------------------------------------
+
+COMMON = settings(deadline=None, max_examples=100, derandomize=True, database=None)
+# No count between these: it would be accepted, and then fill the memory.
+INTEGERS = st.integers(-3, 30) | st.sampled_from([2**63, 2**64, -(2**64), 10**400])
+SCALARS = st.none() | st.booleans() | INTEGERS | st.floats() | st.text(max_size=8)
+KEYS = st.sampled_from([*VALID, "model", "name", "path", "cdma-one", "algorithm", "eta"]) | st.text(
+    max_size=5
+)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("border")
+
+
+def accepted(experiment, **options):
+    """Whether an experiment is accepted. All a refusal may be is BadInput with one printable line."""
+    try:
+        plan = spec.load(str(experiment), **options)
+    except BadInput as error:
+        line = str(error)
+    else:
+        assert isinstance(plan, Plan)
+        return True
+    assert line
+    assert line.isprintable()
+    return False
+
+
+@COMMON
+@given(tables=JSON | st.dictionaries(KEYS, JSON) | st.fixed_dictionaries(dict.fromkeys(VALID, JSON)))
+def test_garbage_for_an_experiment(folder, tables):
+    accepted(write(folder / "garbage.json", tables))
+
+
+def places(tables, at=()):
+    for key, value in tables.items():
+        yield (*at, key)
+        if isinstance(value, dict):
+            yield from places(value, (*at, key))
+
+
+@COMMON
+@given(data=st.data())
+def test_a_valid_experiment_with_something_changed(folder, data):
+    tables = deepcopy(VALID)
+    for _ in range(data.draw(st.integers(1, 3), label="how many changes")):
+        *path, key = data.draw(st.sampled_from(list(places(tables)) or [("K",)]), label="where")
+        table = tables
+        for part in path:
+            table = table[part]
+        change = data.draw(st.sampled_from(["delete", "rename", "replace"]), label="what")
+        value = table.pop(key, None)
+        if change == "rename":
+            table[key + data.draw(st.sampled_from(["s", "_", "\n"]))] = value
+        elif change == "replace":
+            table[key] = data.draw(JSON, label="by")
+    accepted(write(folder / "changed.json", tables))
+
+
+@COMMON
+@given(text=st.text() | st.text(alphabet="[]{}=.,\"'#\n\\ abK019-_:\r\t", max_size=40))
+def test_any_text_as_toml(folder, text):
+    (folder / "text.toml").write_text(text, encoding="utf-8", newline="")
+    assert not accepted(folder / "text.toml")
+
+
+@COMMON
+@given(
+    key=st.sampled_from([".".join(path) for path in places(VALID)]) | st.text(max_size=8),
+    value=st.text(alphabet="[]{}=.,\"'# \n\\tfnieaK01-", max_size=8) | st.text(max_size=8),
+    sign=st.sampled_from(["=", "=", "=", ""]),
+)
+def test_any_text_for_set(folder, key, value, sign):
+    value = re.sub(r"(\d{2})\d+", r"\1", value)  # as above: small, or huge
+    accepted(write(folder / "set.json", VALID), settings=[key + sign + value])
+
+
+@COMMON
+@given(text=st.text() | st.text(alphabet="0123456789-, a", max_size=9))
+def test_any_text_for_seeds(folder, text):
+    taken = accepted(write(folder / "seeds.json", VALID), seeds=text)
+    assert taken <= bool(re.search(r"\d", text))
+
+
+@COMMON
+@given(text=st.text(max_size=20))
+def test_any_text_for_names(folder, text):
+    assert not accepted(text)
+    experiment = write(folder / "names.json", VALID)
+    assert not accepted(experiment, engine=text)
+    assert not accepted(experiment, algorithms=[text])
+
+
+HEADER = b"client,start,end\n"
+CELLS = st.sampled_from(["0", "1", "19", "20", "-1", "2.5", "nan", "inf", "1e308", "", " 3", '"', "x", "\0"])
+
+
+@COMMON
+@given(
+    data=st.binary()
+    | st.binary().map(lambda tail: HEADER + tail)
+    | st.lists(st.lists(CELLS, max_size=4).map(",".join)).map(
+        lambda lines: HEADER + "\n".join(lines).encode()
+    )
+)
+def test_any_bytes_for_a_trace(folder, data):
+    (folder / "trace.csv").write_bytes(data)
+    assert accepted(write(folder / "traced.json", VALID | TRACE)) <= data.startswith(HEADER)
