@@ -5,6 +5,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import fedsaddle as fs
 from fedsaddle.algorithms import ALGORITHMS, Entry
 from fedsaddle.engine.rounds import begin, play
-from fedsaddle.spec import load
+from fedsaddle.spec import Experiment, load
 from zoo import quadratic
 
 ROOT = Path(__file__).parent.parent
@@ -72,8 +73,18 @@ print(fs.simulate(fs.Quadratic(clients=10), fs.CDMANC(0.1, 0.1), rounds=1).last(
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
-def blocks(document: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), flags=re.S)
+def blocks(document: str, language: str = "python") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), flags=re.S)
+
+
+def test_the_documented_experiment_can_be_run(tmp_path):
+    (text,) = blocks("docs/experiments.md", "toml")
+    (tmp_path / "mine.toml").write_text(text)
+    plan = load(str(tmp_path / "mine.toml"))
+    assert set(plan.studies) == {"cdma-one", "slower"}
+    assert plan.studies["slower"].quorum.invite == 16
+    named = set(tomllib.loads(text))
+    assert named == set(Experiment.model_fields)  # every key there is, is explained
 
 
 @pytest.fixture

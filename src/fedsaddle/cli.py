@@ -126,7 +126,7 @@ def _bars(plan: Plan) -> Progress:
 
 
 def _until_asked() -> Callable[[], bool]:
-    """True once Ctrl-C or SIGTERM has come; a second Ctrl-C ends the program at once."""
+    """True once Ctrl-C or SIGTERM has come; a second one ends the program at once."""
     asked = False
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -134,6 +134,7 @@ def _until_asked() -> Callable[[], bool]:
         asked = True
         err.print("finishing this round, then making a checkpoint ...")
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     signal.signal(signal.SIGINT, note)
     signal.signal(signal.SIGTERM, note)

@@ -78,6 +78,7 @@ class Study:
         for number, phase in enumerate(self.algorithm.phases()):
             down = send(self, lanes.server, number)
             visits = visits_of(self, lanes, 0, number, down, first, first)
+            visits["steps"] = visits["steps"].clamp(max=1)  # one step tells what an answer holds
             up = Loop()(Task(self.problem, self.algorithm, number, self.batch), visits)["up"]
             result.append(postage(phase, down, up))
         return result
