@@ -430,6 +430,12 @@ def test_words_the_command_does_not_know(refused, words, says):
     assert says.lower() in refused(*words).lower()
 
 
+def test_no_words_at_all_show_the_help_and_no_error(call):
+    _, stdout, stderr = call()
+    assert "Usage" in stdout
+    assert stderr == ""
+
+
 def test_resume_without_a_folder(refused):
     assert "--out" in refused("run", "valid.json", "--resume")
 

@@ -97,11 +97,8 @@ def momentum(tmp_path, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "momentum", module)
     spec.loader.exec_module(module)
-    line = next(
-        line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if '"server-momentum"' in line
-    )
-    entry = eval("{" + line + "}", {"Entry": Entry, "ServerMomentum": module.ServerMomentum})
-    monkeypatch.setitem(ALGORITHMS, "server-momentum", entry["server-momentum"])
+    assert '"server-momentum": Entry(ServerMomentum, "local steps' in (ROOT / "CONTRIBUTING.md").read_text()
+    monkeypatch.setitem(ALGORITHMS, "server-momentum", Entry(module.ServerMomentum, "local steps"))
     return module.ServerMomentum
 
 

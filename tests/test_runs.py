@@ -59,6 +59,14 @@ def result(folder: Path) -> dict[str, str]:
     return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
+def test_a_strangers_file_is_not_cleared_away(half, monkeypatch):
+    (half / "notes.part").write_text("mine")
+    (half / "checkpoint.json.part").write_text("half a checkpoint")
+    assert fedsaddle(*ARGUMENTS, f"--out={half}", "--resume", monkeypatch=monkeypatch) == 0
+    assert (half / "notes.part").read_text() == "mine"
+    assert not (half / "checkpoint.json.part").exists()
+
+
 def everything(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -174,8 +182,8 @@ def test_a_finished_run_can_be_resumed_and_stays(whole, monkeypatch):
 
 @pytest.fixture
 def half(tmp_path, monkeypatch):
-    """A run stopped in the middle, with a state file."""
-    monkeypatch.setattr("fedsaddle.cli._until_asked", lambda: true_after(5))
+    """A run stopped in the middle of its second algorithm, with a state file."""
+    monkeypatch.setattr("fedsaddle.cli._until_asked", lambda: true_after(18))
     folder = tmp_path / "half"
     assert fedsaddle(*ARGUMENTS, f"--out={folder}", monkeypatch=monkeypatch) == 130
     monkeypatch.undo()
@@ -214,10 +222,16 @@ DAMAGE = {
     "checkpoint cut": lambda f: os.truncate(f / "checkpoint.json", 100),
     "checkpoint empty": lambda f: os.truncate(f / "checkpoint.json", 0),
     "checkpoint not ours": lambda f: (f / "checkpoint.json").write_text("[1, 2]"),
-    "checkpoint edited": rewrite(lambda saved: saved["state"].update(round=6)),
+    "checkpoint edited": rewrite(lambda saved: saved["state"].update(round=3)),
     "state flipped": lambda f: flip(next(f.glob("state-*")), 0.9),
     "state cut": lambda f: os.truncate(next(f.glob("state-*")), 50),
     "state gone": lambda f: next(f.glob("state-*")).unlink(),
+    "experiment cut": lambda f: os.truncate(f / "experiment.json", 60),
+    "experiment gone": lambda f: (f / "experiment.json").unlink(),
+    "checkpoint too deep": lambda f: (f / "checkpoint.json").write_text("[" * 100_000),
+    "final flipped": lambda f: flip(f / "final" / "cdma-ada.safetensors", 0.9),
+    "final gone": lambda f: (f / "final" / "cdma-ada.safetensors").unlink(),
+    "rounds a folder": lambda f: ((f / "rounds.csv").unlink(), (f / "rounds.csv").mkdir()),
     "rounds flipped": lambda f: flip(f / "rounds.csv", 0.1),
     "rounds cut": lambda f: os.truncate(f / "rounds.csv", 90),
     "rounds gone": lambda f: (f / "rounds.csv").unlink(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import shlex
 import signal
 import sys
 import time
@@ -38,7 +40,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-out, err = Console(), Console(stderr=True)
+out = Console() if sys.stdout.isatty() else Console(width=120)
 
 
 # --- progress --------------------------------------------------------------------------------------------
@@ -132,7 +134,7 @@ def _until_asked() -> Callable[[], bool]:
     def note(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         asked = True
-        err.print("finishing this round, then making a checkpoint ...")
+        print("finishing this round, then making a checkpoint ...", file=sys.stderr)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -160,24 +162,29 @@ def run(
     """Run an experiment."""
     if not checkpoint_seconds >= 0:
         raise BadInput(f"--checkpoint-seconds must be at least 0, got {checkpoint_seconds}")
+    if algorithm and not algorithm.strip(", "):
+        raise BadInput(f"--algorithm takes names such as cdma-ada,cdma-one; got '{algorithm}'")
     if resume and folder is None:
         raise BadInput("--resume needs the folder of the run: --out DIR")
+    if folder is not None and str(folder) in ("", "."):
+        raise BadInput("--out needs a folder of its own, such as runs/first")
     chosen = [name.strip() for name in algorithm.split(",") if name.strip()]
     plan = load(experiment, algorithms=chosen, rounds=rounds, seeds=seeds, engine=engine, settings=set_ or [])
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in plan.resolved["name"])
     path = folder or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     run_folder = RunFolder(path, plan, resume)
     for note in run_folder.notes:
-        err.print(f"note: {note}")
+        print(f"note: {note}", file=sys.stderr)
     try:
         _execute(run_folder, quiet, checkpoint_seconds)
     except Interrupted:
-        err.print(f"stopped; go on with the same command and: --out {path} --resume", soft_wrap=True)
+        place = shlex.quote(str(path))
+        print(f"stopped; go on with the same command and: --out {place} --resume", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     finally:
         run_folder.close()
     if not (path / "rounds.csv").stat().st_size:
-        err.print("no seed was finite even at the start", highlight=False)
+        print("no seed was finite even at the start", file=sys.stderr)
         raise typer.Exit(ALL_DIVERGED)
     _show(path, quiet)
     if any(not finding.final for finding in findings(path)):
@@ -212,7 +219,7 @@ def _show(path: Path, quiet: bool) -> None:
             floats, seconds = f"{fmean(one.floats_up):.4g}", f"{fmean(one.seconds):.4g}"
         table.add_row(one.algorithm, value, seeds, floats, seconds, str(one.abandoned))
     out.print(table)
-    out.print(f"rounds   {path / 'rounds.csv'}\ncurves   {picture}", soft_wrap=True, highlight=False)
+    print(f"rounds   {path / 'rounds.csv'}\ncurves   {picture}")
 
 
 @app.command("list")
@@ -247,8 +254,13 @@ def _options(
 
 def main() -> None:
     """Run the command line; what a person can put right ends in one line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without the sign ± is no reason to fail
     try:
         sys.exit(app(standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError:
+        sys.exit(BAD_INPUT)  # the help has been shown
     except (BadInput, click.UsageError) as error:
         told = error.format_message() if isinstance(error, click.UsageError) else str(error)
         print(f"error: {BadInput(told)}", file=sys.stderr)

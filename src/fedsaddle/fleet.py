@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import csv
 import enum
+import hashlib
+import io
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -239,13 +241,17 @@ class Trace:
 
     path: str
     seconds: float = 1.0
+    sha256: str = ""  # of the file; if given, a file that has changed is refused
     laps: dict[int, list[tuple[float, float]]] = field(init=False, repr=False, compare=False)
     period: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < math.inf:
             raise BadInput(f"seconds must be above 0, got {self.seconds}")
-        spans = read_trace(Path(self.path))
+        spans, digest = read_trace(Path(self.path))
+        if self.sha256 not in ("", digest):
+            raise BadInput(f"the trace {self.path} has changed: its sha256 is {digest}, not {self.sha256}")
+        object.__setattr__(self, "sha256", digest)
         period = max(end for client in spans.values() for _, end in client)
         # Three laps hold every span that begins within a lap from now, whole.
         laps = {
@@ -279,11 +285,11 @@ class Trace:
         return NEVER
 
 
-def read_trace(path: Path) -> dict[int, list[tuple[float, float]]]:
-    """The times each client is reachable, in order, with touching ones joined."""
+def read_trace(path: Path) -> tuple[dict[int, list[tuple[float, float]]], str]:
+    """The times each client is reachable, in order, with touching ones joined; and the file's SHA-256."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = list(csv.reader(file))
+        data = path.read_bytes()
+        lines = list(csv.reader(io.StringIO(data.decode("utf-8-sig"), newline="")))
     except OSError as error:
         raise BadInput(f"cannot read the trace {path}: {error.strerror}") from None
     except (ValueError, csv.Error):  # also a path that no file can have
@@ -306,7 +312,8 @@ def read_trace(path: Path) -> dict[int, list[tuple[float, float]]]:
         found.setdefault(client, []).append((start, end))
     if not found:
         raise BadInput(f"{path}: no client is ever reachable")
-    return {client: _joined(sorted(spans)) for client, spans in found.items()}
+    spans = {client: _joined(sorted(own)) for client, own in found.items()}
+    return spans, hashlib.sha256(data).hexdigest()
 
 
 def _joined(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -97,7 +97,10 @@ class Table:
 
     def __init__(self, path: Path, length: int = 0, expected: str | None = None) -> None:
         self.path = path
-        prefix = path.read_bytes()[:length] if path.exists() else b""
+        try:
+            prefix = path.read_bytes()[:length] if path.exists() else b""
+        except OSError as error:
+            raise _damaged(path, f"cannot read it ({error.strerror})") from None
         if len(prefix) < length or (expected is not None and _hash(prefix) != expected):
             raise _damaged(path, "its beginning is not what the checkpoint says")
         self._length, self._digest = length, hashlib.sha256(prefix)
@@ -178,6 +181,7 @@ class RunFolder:
         self.start: Stop | None = None  # where the algorithm that was interrupted goes on
         self._saved: dict[str, Any] = {}  # what the checkpoint says
         self._check_free(resume)
+        locked_before = os.path.exists(path / ".lock")
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(path / ".lock")
@@ -190,6 +194,8 @@ class RunFolder:
             self._take(resume)
         except BaseException:
             self._lock.release()
+            if not locked_before:
+                (path / ".lock").unlink(missing_ok=True)
             raise
 
     @property
@@ -211,7 +217,9 @@ class RunFolder:
             self._load()
         else:
             tables = {name: {"length": 0, "sha256": _hash(b"")} for name in KEYS}
-            self._saved = {"done": [], "tables": tables, "state": None}
+            self._saved = {"done": {}, "tables": tables, "state": None}
+            if resume:
+                self.notes.append(f"there is nothing to resume in {self.path} yet; the run begins")
             write_atomically(self.path / "experiment.json", _json(self.plan.resolved))
             self._commit()
         self.tables = {
@@ -220,7 +228,7 @@ class RunFolder:
         }
         for table in self.tables.values():
             table.open()
-        for orphan in [*self.path.glob("*.part"), *self.path.glob("state-*.safetensors")]:
+        for orphan in [*self.path.glob("*.json.part"), *self.path.glob("state-*.safetensors*")]:
             if orphan.name != (self._saved["state"] or {}).get("file"):
                 orphan.unlink()
 
@@ -231,7 +239,7 @@ class RunFolder:
         try:
             saved = json.loads(path.read_bytes())
             checksum = saved.pop("checksum")
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise _damaged(path, "it is not a checkpoint") from None
         if checksum != _hash(_json(saved)):
             raise _damaged(path, "its checksum does not match")
@@ -247,16 +255,24 @@ class RunFolder:
             was = ", ".join(f"{name} {version}" for name, version in sorted(saved["versions"].items()))
             self.notes.append(f"this run was begun with {was}; later digits may differ from then on")
         self._saved = {key: saved[key] for key in ("done", "tables", "state")}
+        self._verify("experiment.json", _hash(_json(self.plan.resolved)))
+        for algorithm, expected in self.done.items():
+            self._verify(f"final/{algorithm}.safetensors", expected)
         self.start = self._load_state(saved["state"]) if saved["state"] else None
 
-    def _load_state(self, state: dict[str, Any]) -> Stop:
-        path = self.path / state["file"]
+    def _verify(self, file: str, expected: str) -> bytes:
+        """What a file holds, if it is what the checkpoint says."""
+        path = self.path / file
         try:
             data = path.read_bytes()
         except OSError as error:
             raise _damaged(path, f"cannot read it ({error.strerror})") from None
-        if _hash(data) != state["sha256"]:
+        if _hash(data) != expected:
             raise _damaged(path, "its checksum does not match")
+        return data
+
+    def _load_state(self, state: dict[str, Any]) -> Stop:
+        path, data = self.path / state["file"], self._verify(state["file"], state["sha256"])
         try:
             tensors = load(data)
         except SafetensorError as error:
@@ -267,9 +283,9 @@ class RunFolder:
     # --- writing ---
 
     @property
-    def done(self) -> list[str]:
-        """The algorithms that have had all their rounds."""
-        done: list[str] = self._saved["done"]
+    def done(self) -> dict[str, str]:
+        """The algorithms that have had all their rounds, and the hashes of their final points."""
+        done: dict[str, str] = self._saved["done"]
         return done
 
     def _commit(self) -> None:
@@ -326,8 +342,9 @@ class RunFolder:
         tensors: dict[str, torch.Tensor] = {}
         for seed, z in zip(study.seeds, points(stop.lanes.server), strict=True):
             tensors |= {f"{seed}.x": z.x.clone(), f"{seed}.y": z.y.clone()}
-        write_atomically(self.path / "final" / f"{algorithm}.safetensors", save(tensors))
-        self.done.append(algorithm)
+        data = save(tensors)
+        write_atomically(self.path / "final" / f"{algorithm}.safetensors", data)
+        self.done[algorithm] = _hash(data)
         self.save(None, None)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from fedsaddle.core import Algorithm, Pair, Range
 from fedsaddle.engine.course import Row, Stop, course
 from fedsaddle.engine.rounds import Ask, Event, Study, points
 from fedsaddle.engine.vectorised import Vectorised
-from fedsaddle.errors import BadInput, check_count, check_seed, shown
+from fedsaddle.errors import BadInput, check_count, check_memory, check_seed, shown
 from fedsaddle.fleet import Fleet, Paper, Quorum
 from fedsaddle.problem import Problem
 
@@ -98,6 +98,7 @@ def make_study(
     counts = [name for name, field in known.items() if field.static]
     for setting in settings:
         check_algorithm(setting)
+        check_memory("the minibatches of a visit", 6 * batch * getattr(setting, "K", 1))
         if type(setting) is not type(settings[0]) or any(
             getattr(setting, name) != getattr(settings[0], name) for name in counts
         ):

@@ -23,7 +23,7 @@ from fedsaddle.core import Scalar
 from fedsaddle.engine.loop import Loop
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.errors import BadInput, check_count, shown, unknown
-from fedsaddle.fleet import FLEETS, Fleet, Quorum
+from fedsaddle.fleet import FLEETS, Fleet, Quorum, Trace
 from fedsaddle.problem import Problem
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.runs import Plan
@@ -257,6 +257,10 @@ def load(
     problem: Problem = _build(entry.task, dials, "problem", entry.defaults)
     model, dials = _pick(checked.fleet, "model", "fleet", FLEETS)
     fleet: Fleet = _build(model, dials, "fleet")
+    try:
+        fleet.check(len(problem.federation))
+    except BadInput as error:
+        raise BadInput(f"fleet: {error}") from None
     weights = {"uniform": None, "size": problem.federation.sizes}.get(str(checked.sampling), checked.sampling)
     ask = Loop() if checked.engine == "loop" else Vectorised(int(checked.memory_gb * 2**30))
     seed_list = parse_seeds(checked.seeds)
@@ -283,6 +287,6 @@ def load(
     resolved = checked.model_dump()
     resolved["seeds"] = seed_list
     resolved["algorithms"] = {label: checked.algorithms[label] for label in wanted}
-    if "path" in resolved["fleet"]:
-        resolved["fleet"]["path"] = str(Path(resolved["fleet"]["path"]).resolve())
+    if isinstance(fleet, Trace):
+        resolved["fleet"] |= {"path": str(Path(fleet.path).resolve()), "sha256": fleet.sha256}
     return Plan(resolved, studies, checked.rounds, checked.evaluate_every)

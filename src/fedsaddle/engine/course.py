@@ -57,7 +57,7 @@ def evaluate(study: Study, lanes: Lanes, round: int) -> tuple[list[Row], list[Ev
         metrics = study.problem.evaluate(everywhere[lane])
         bad = [name for name, value in metrics.items() if not math.isfinite(value)]
         if bad:
-            events.append(Event(lane, round - 1, "diverged", f"{bad[0]} is no longer finite"))
+            events.append(Event(lane, max(0, round - 1), "diverged", f"{bad[0]} is no longer finite"))
             continue
         floats = traffic(study, lanes, lane)
         up, down = (

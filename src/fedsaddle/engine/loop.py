@@ -18,6 +18,6 @@ class Loop:
         for number in range(len(visits["size"])):
             visit = tree_map(lambda rows: rows[number], visits)  # noqa: B023
             extent = Extent(int(visit["steps"]), int(visit["size"]), ragged=False)
-            answers.append(answer(task, extent, batch_rows(task, extent, visit), **visit))
+            answers.append(answer(task, extent, batch_rows(task, extent, visit), visit))
         stacked: dict[str, Any] = tree_map(lambda *rows: torch.stack(rows), *answers)
         return stacked

@@ -34,7 +34,7 @@ class Vectorised:
         extent = Extent(longest, int(visits["size"].max()), ragged=bool((steps < longest).any()))
 
         def one(rows: Tensor, visit: Visits) -> dict[str, Any]:
-            return answer(task, extent, rows, **visit)
+            return answer(task, extent, rows, visit)
 
         result: dict[str, Any] = torch.func.vmap(one)(batch_rows(task, extent, visits), visits)
         return result
@@ -48,7 +48,9 @@ class Vectorised:
             # A second step needs no more memory than the first, so a short walk tells.
             visit["steps"] = visit["steps"].clamp(max=2)
             self._needs[kind] = max(1, peak_bytes(lambda: self._ask(task, visit)))
-        return self._needs[kind]
+        # The drawn rows do grow with the walk: a few whole numbers for each.
+        per_step = task.batch * task.algorithm.phases()[task.phase].batches
+        return self._needs[kind] + 48 * int(visits["steps"].max()) * per_step
 
 
 def _slice(visits: Visits, start: int, stop: int) -> Visits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedsaddle import draws
-from fedsaddle.core import Algorithm, Message, Pair
-from fedsaddle.problem import Batch, Federation, Game, Minimax, Problem
+from fedsaddle.core import Algorithm, Pair
+from fedsaddle.problem import Batch, Game, Minimax, Problem
 
 T = TypeVar("T")
 Field = Callable[[Pair, Batch], Pair]
 
-# A flat list of visits: in every tensor, row v belongs to visit v. The names are those of `answer`.
+# A flat list of visits: in every tensor, row v belongs to visit v. It holds the `hyper`parameters, the
+# message that came `down`, and what an `Oracle` is made of.
 Visits = dict[str, Any]
 
 
@@ -47,53 +48,46 @@ def field_of(problem: Problem) -> Field:
     raise TypeError(f"{type(problem).__name__} has neither `loss` nor `field`")
 
 
+@dataclass(frozen=True)
 class Oracle:
     """The `Client` an algorithm talks to."""
 
-    def __init__(
-        self,
-        task: Task,
-        extent: Extent,
-        batch_rows: Tensor,
-        t: Tensor,
-        key: Tensor,
-        offset: Tensor,
-        size: Tensor,
-        steps: Tensor,
-        own: dict[str, Tensor],
-        kept: Pair | None,
-    ) -> None:
-        self.t, self.kept = t, kept
-        self._field = field_of(task.problem)
-        self._federation: Federation = task.problem.federation
-        self._extent, self._batch_rows, self._steps = extent, batch_rows, steps
-        self._key, self._offset, self._size, self._own = key, offset, size, own
+    task: Task
+    extent: Extent
+    batch_rows: Tensor  # (step, minibatch of the step, row)
+    t: Tensor
+    key: Tensor
+    offset: Tensor  # where the client's rows begin
+    size: Tensor  # how many there are
+    steps: Tensor
+    own: dict[str, Tensor]
+    kept: Pair | None = None
 
     def _gather(self, rows: Tensor, weight: Tensor, key: Tensor) -> Batch:
-        table = self._federation.rows
-        return Batch({name: table[name][self._offset + rows] for name in table}, self._own, weight, key)
+        table = self.task.problem.federation.rows
+        return Batch({name: table[name][self.offset + rows] for name in table}, self.own, weight, key)
 
     def _minibatch(self, step: int, number: int) -> Batch:
-        rows = self._batch_rows[step, number]
+        rows = self.batch_rows[step, number]
         weight = torch.full((len(rows),), 1 / len(rows), dtype=torch.float64, device=rows.device)
-        draw = step * self._batch_rows.shape[1] + number
-        return self._gather(rows, weight, draws.fold(draws.fold(self._key, 1), draw))
+        draw = step * self.batch_rows.shape[1] + number
+        return self._gather(rows, weight, draws.fold(draws.fold(self.key, 1), draw))
 
     def grad(self, z: Pair, xi: Batch) -> Pair:
-        return self._field(z, xi)
+        return field_of(self.task.problem)(z, xi)
 
     def full_grad(self, z: Pair) -> Pair:
-        row = torch.arange(self._extent.rows, device=self._size.device)
-        real = row < self._size
-        padded, weight = torch.where(real, row, 0), real.to(torch.float64) / self._size
-        return self._field(z, self._gather(padded, weight, draws.fold(self._key, 2)))
+        row = torch.arange(self.extent.rows, device=self.size.device)
+        real = row < self.size
+        padded, weight = torch.where(real, row, 0), real.to(torch.float64) / self.size
+        return self.grad(z, self._gather(padded, weight, draws.fold(self.key, 2)))
 
     def walk(self, move: Callable[..., T], start: T) -> T:
         z = start
-        for step in range(self._extent.steps):
-            moved = move(z, *(self._minibatch(step, number) for number in range(self._batch_rows.shape[1])))
-            if self._extent.ragged:
-                going = step < self._steps
+        for step in range(self.extent.steps):
+            moved = move(z, *(self._minibatch(step, number) for number in range(self.batch_rows.shape[1])))
+            if self.extent.ragged:
+                going = step < self.steps
                 moved = tree_map(lambda new, old: torch.where(going, new, old), moved, z)  # noqa: B023
             z = moved
         return z
@@ -107,24 +101,11 @@ def batch_rows(task: Task, extent: Extent, visits: Visits) -> Tensor:
     return rows.reshape(*key.shape, extent.steps, per_step, task.batch)
 
 
-def answer(
-    task: Task,
-    extent: Extent,
-    batch_rows: Tensor,
-    *,
-    hyper: dict[str, Tensor],
-    down: Message,
-    t: Tensor,
-    key: Tensor,
-    offset: Tensor,
-    size: Tensor,
-    steps: Tensor,
-    own: dict[str, Tensor],
-    kept: Pair | None = None,
-) -> dict[str, Any]:
+def answer(task: Task, extent: Extent, batch_rows: Tensor, visit: Visits) -> dict[str, Any]:
     """One client's answer: what goes `up` and, if it keeps anything, what it will `keep`."""
     algorithm: Any = task.algorithm
-    mine: Algorithm = replace(algorithm, **hyper)
-    client = Oracle(task, extent, batch_rows, t, key, offset, size, steps, own, kept)
-    reply = mine.phases()[task.phase].work(client, **down)
+    mine: Algorithm = replace(algorithm, **visit["hyper"])
+    rest = {name: value for name, value in visit.items() if name not in ("hyper", "down")}
+    client = Oracle(task, extent, batch_rows, **rest)
+    reply = mine.phases()[task.phase].work(client, **visit["down"])
     return {"up": reply.up} if reply.keep is None else {"up": reply.up, "keep": reply.keep}
