@@ -61,8 +61,8 @@ def _describe(stop: Stop, lanes: int) -> str:
     mean = sum(row.metrics[name] for row in stop.rows) / len(stop.rows)
     up = sum(row.floats_up for row in stop.rows) / len(stop.rows)
     alive = sum(stop.lanes.alive)
-    lost = "" if alive == lanes else f"  {alive} of {lanes} lanes alive"
-    return f"{name} {mean:.3e}  floats up {up:.3g}{lost}"
+    lost = "" if alive == lanes else f" {alive} of {lanes} lanes alive"
+    return f"{name} {mean:.2e} up {up:.2g}{lost}"
 
 
 class Lines:
@@ -116,10 +116,10 @@ class Bars:
         self.progress.update(task, completed=stop.round)
 
 
-def _bars(plan: Plan) -> Progress:
+def _bars() -> Progress:
     return Progress(
-        TextColumn("{task.description:<20}"),
-        BarColumn(bar_width=24),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=10),
         MofNCompleteColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
         TextColumn("{task.fields[metric]}"),
@@ -199,7 +199,7 @@ def _execute(run_folder: RunFolder, quiet: bool, checkpoint_seconds: float) -> N
         watch = Silent() if quiet else Lines(plan)
         execute(run_folder, watch, asked, checkpoint_seconds)
     else:
-        with _bars(plan) as progress:
+        with _bars() as progress:
             execute(run_folder, Bars(plan, progress), asked, checkpoint_seconds)
 
 
