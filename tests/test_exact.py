@@ -13,7 +13,8 @@ from fedsaddle.problem import Batch
 from fedsaddle.problems import PROBLEMS
 from zoo import quadratic
 
-ZOO = {name: entry.task(clients=7, samples=(3, 6), **entry.defaults) for name, entry in PROBLEMS.items()}
+EXACT = {name: entry for name, entry in PROBLEMS.items() if entry.task.__module__.endswith("exact")}
+ZOO = {name: entry.task(clients=7, samples=(3, 6), **entry.defaults) for name, entry in EXACT.items()}
 ZOO["toy-wgan"] = fs.ToyWGAN(clients=7, samples=(3, 6), noise=0.0)
 ZOO["quadratic-nonconvex"] = fs.Quadratic(clients=7, samples=(3, 6), nonconvex=0.3)
 WITH_PHI = [name for name in ZOO if name != "bilinear"]

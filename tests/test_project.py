@@ -22,7 +22,7 @@ SOURCE = ROOT / "src" / "fedsaddle"
 # Lower rooms know nothing of higher ones.
 FLOORS = [
     {"errors", "core", "draws"},
-    {"problem", "fleet"},
+    {"problem", "fleet", "networks", "data"},
     {"algorithms", "problems"},
     {"engine"},
     {"simulate"},

@@ -62,7 +62,7 @@ def _describe(stop: Stop, lanes: int) -> str:
     up = sum(row.floats_up for row in stop.rows) / len(stop.rows)
     alive = sum(stop.lanes.alive)
     lost = "" if alive == lanes else f" {alive} of {lanes} lanes alive"
-    return f"{name} {mean:.2e} up {up:.2g}{lost}"
+    return f"{name} {mean:.4g} up {up:.2g}{lost}"
 
 
 class Lines:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from fedsaddle.problems.auc import AUC
 from fedsaddle.problems.exact import Bilinear, Quadratic, RobustLeastSquares, ToyWGAN, TwoSines
 
-__all__ = ["PROBLEMS", "Bilinear", "Entry", "Quadratic", "RobustLeastSquares", "ToyWGAN", "TwoSines"]
+__all__ = ["AUC", "PROBLEMS", "Bilinear", "Entry", "Quadratic", "RobustLeastSquares", "ToyWGAN", "TwoSines"]
 
 
 class Entry(NamedTuple):
@@ -26,4 +27,5 @@ PROBLEMS = {
         RobustLeastSquares, "least squares with adversarial targets, split by rows"
     ),
     "bilinear": Entry(Bilinear, "a bilinear game"),
+    "auc": Entry(AUC, "AUC maximisation: find one class of a dataset among the others"),
 }

@@ -1,0 +1,1 @@
+"""Real data, and how it is divided among clients."""

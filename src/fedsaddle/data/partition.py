@@ -1,0 +1,89 @@
+"""Who holds what: rows of a dataset divided among clients.
+
+Every way returns, for each client, the numbers of its rows. Draws come from a seed by `draws`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedsaddle import draws
+from fedsaddle.errors import BadInput, check_count
+
+
+def _check(rows: int, clients: int) -> None:
+    check_count("clients", clients)
+    if clients > rows:
+        raise BadInput(f"clients must be at most the number of rows ({rows}), got {clients}")
+
+
+def by_label(labels: Tensor, clients: int) -> list[Tensor]:
+    """Sorted by label, then cut into equal blocks: nearly every client holds one class (the paper's way).
+
+    Rows that do not fill a block are left out, fewer than one for each client.
+    """
+    _check(len(labels), clients)
+    order = torch.argsort(labels, stable=True)
+    return list(order[: len(labels) // clients * clients].split(len(labels) // clients))
+
+
+def iid(labels: Tensor, clients: int, seed: int) -> list[Tensor]:
+    """Shuffled, then cut into blocks whose sizes differ by at most one."""
+    _check(len(labels), clients)
+    return list(_shuffled(torch.arange(len(labels)), seed, 0).tensor_split(clients))
+
+
+def dirichlet(labels: Tensor, clients: int, alpha: float, seed: int) -> list[Tensor]:
+    """Each class is divided in proportions drawn from Dirichlet(alpha): the smaller alpha, the more unequal.
+
+    Every client gets at least one row: those left without any take one each from the largest.
+    """
+    _check(len(labels), clients)
+    if not 0 < alpha < math.inf:
+        raise BadInput(f"alpha must be above 0, got {alpha}")
+    shares: list[list[Tensor]] = [[] for _ in range(clients)]
+    for number, label in enumerate(labels.unique().tolist()):
+        rows = _shuffled((labels == label).nonzero().flatten(), seed, 1 + 2 * number)
+        proportions = _dirichlet(clients, alpha, draws.key(draws.PROBLEM, seed, 2 + 2 * number))
+        cuts = (proportions.cumsum(0)[:-1] * len(rows)).round().to(torch.int64).clamp(0, len(rows))
+        for share, part in zip(shares, rows.tensor_split(cuts), strict=True):
+            share.append(part)
+    parts = [torch.cat(share) for share in shares]
+    for client in [client for client, part in enumerate(parts) if not len(part)]:
+        largest = max(range(clients), key=lambda other: len(parts[other]))
+        parts[client], parts[largest] = parts[largest][-1:], parts[largest][:-1]
+    return parts
+
+
+def by_column(column: Tensor) -> list[Tensor]:
+    """One client for each value of a column, in the order of the values."""
+    values, where = column.unique(return_inverse=True)
+    return list(
+        torch.argsort(where, stable=True).split(torch.bincount(where, minlength=len(values)).tolist())
+    )
+
+
+def _shuffled(rows: Tensor, seed: int, what: int) -> Tensor:
+    return rows[torch.argsort(draws.words(draws.key(draws.PROBLEM, seed, what), len(rows)), stable=True)]
+
+
+def _dirichlet(count: int, alpha: float, key: Tensor) -> Tensor:
+    """Proportions from gammas, by Marsaglia and Tsang's rejection: the first of 64 tries that is accepted."""
+    boosted = alpha + 1  # below one the method needs a boost: Gamma(a) = Gamma(a + 1) U^(1/a)
+    d = boosted - 1 / 3
+    c = 1 / math.sqrt(9 * d)
+    normals = draws.normal(draws.fold(key, 0), count, 64)
+    chances = draws.uniform(draws.fold(key, 1), count, 64) + 2.0**-54
+    v = (1 + c * normals) ** 3
+    accepted = (v > 0) & (
+        torch.log(chances) < 0.5 * normals**2 + d - d * v + d * torch.log(v.clamp(min=1e-300))
+    )
+    first = accepted.to(torch.int64).argmax(dim=1, keepdim=True)
+    log_gamma = torch.log(d * v.gather(1, first)[:, 0])
+    log_boost = torch.log(draws.uniform(draws.fold(key, 2), count) + 2.0**-54) / alpha
+    return torch.softmax(
+        log_gamma + log_boost, dim=0
+    )  # in logarithms, where a small alpha does not underflow

@@ -1,0 +1,238 @@
+"""AUC maximisation: the objective against its definition, the metrics against scikit-learn, the networks."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+import fedsaddle as fs
+from fedsaddle import networks
+from fedsaddle.core import Pair
+from fedsaddle.data import partition
+from fedsaddle.data.datasets import digits, scaled
+from fedsaddle.engine.visits import field_of
+from fedsaddle.networks import Network
+from fedsaddle.problem import Batch
+from fedsaddle.problems import AUC
+
+
+def whole(problem: AUC) -> Batch:
+    rows = problem.federation.rows
+    n = len(rows["positive"])
+    return Batch(rows, {}, torch.full((n,), 1 / n, dtype=torch.float64), torch.tensor(0))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_for_fixed_scores_the_saddle_is_the_pairwise_squared_loss(seed):
+    problem = AUC(network="logistic")
+    positive = problem.federation.rows["positive"]
+    s = torch.rand(len(positive), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    a, b = s[positive].mean(), s[~positive].mean()
+    alpha = problem.best_alpha(s, positive)
+    value = problem.objective(s, positive, a, b, alpha).mean()
+    pairs = (1 - s[positive][:, None] + s[~positive][None, :]) ** 2
+    p = problem.p
+    assert float(value) == pytest.approx(p * (1 - p) * (float(pairs.mean()) - 1), abs=1e-12)
+    for da, db, dalpha in [(0.1, 0, 0), (-0.1, 0, 0), (0, 0.1, 0), (0, -0.1, 0), (0, 0, 0.1), (0, 0, -0.1)]:
+        moved = problem.objective(s, positive, a + da, b + db, alpha + dalpha).mean()
+        assert (moved < value) if dalpha else (moved > value)
+
+
+def test_p_is_the_part_of_positives_among_all_clients():
+    data = digits()
+    for way in ("label", "iid", "dirichlet"):
+        problem = AUC(partition=way, clients=29)
+        rows = torch.cat(problem.parts)
+        assert problem.p == pytest.approx(float((data.labels[rows] == 0).double().mean()))
+
+
+@pytest.mark.parametrize("scoring", ["sigmoid", "release"])
+@pytest.mark.parametrize("network", ["logistic", "mlp"])
+def test_gradients_against_finite_differences(network, scoring):
+    problem = AUC(network=network, scoring=scoring)
+    start = problem.init(3)
+    z = Pair(start.x.double(), start.y.double() + 0.3)
+    xi = whole(problem)
+    xi = xi._replace(rows=xi.rows | {"input": scaled(xi.rows["input"]).double()})
+    g = field_of(problem)(z, xi)
+    luck = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        d = torch.randn(len(z.x), generator=luck, dtype=torch.float64)
+        d, h = d / d.norm(), 1e-6
+        slope = (problem.loss(Pair(z.x + h * d, z.y), xi) - problem.loss(Pair(z.x - h * d, z.y), xi)) / (
+            2 * h
+        )
+        assert float(g.x @ d) == pytest.approx(float(slope), rel=1e-4, abs=1e-8)
+    rise = (problem.loss(Pair(z.x, z.y + h), xi) - problem.loss(Pair(z.x, z.y - h), xi)) / (2 * h)
+    assert float(g.y) == pytest.approx(float(rise), rel=1e-5, abs=1e-9)
+
+
+def test_metrics_against_scikit_learn():
+    problem = AUC(network="mlp")
+    z = problem.init(5)
+    found = problem.evaluate(z)
+    train, test = (
+        problem.scores(z.x, inputs).numpy()
+        for inputs in (problem.federation.rows["input"], problem.data.test_inputs)
+    )
+    truth = (problem.data.test_labels == 0).numpy()
+    assert found["test_auc"] == pytest.approx(roc_auc_score(truth, test), abs=1e-6)
+    assert found["train_auc"] == pytest.approx(
+        roc_auc_score(problem.federation.rows["positive"], train), abs=1e-6
+    )
+    assert found["test_precision"] == pytest.approx(average_precision_score(truth, test), abs=1e-6)
+    assert found["loss"] == pytest.approx(float(problem.loss(z, whole(problem))), abs=1e-6)
+
+
+def test_grad_phi_is_the_slope_of_the_loss_at_the_best_alpha():
+    problem = AUC(network="logistic")
+    z = problem.init(2)
+    xi = whole(problem)
+    s, positive = problem.scores(z.x, xi.rows["input"]), xi.rows["positive"]
+    best = Pair(z.x, problem.best_alpha(s, positive)[None])
+    g = field_of(problem)(best, xi)
+    assert abs(float(g.y)) < 1e-6
+    assert problem.evaluate(z)["grad_phi"] == pytest.approx(float(g.x.norm()), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("build", "size", "shape"),
+    [
+        (lambda: networks.lenet5(10), 44_426, (1, 28, 28)),
+        (lambda: networks.cifar_cnn(10), 122_570, (3, 32, 32)),
+        (lambda: networks.logistic(64), 65, (1, 8, 8)),
+        (lambda: networks.mlp(64), 64 * 64 + 64 + 64 * 64 + 64 + 65, (1, 8, 8)),
+    ],
+)
+def test_a_network_is_its_flat_vector(build, size, shape):
+    network = Network(build)
+    assert network.size == size
+    vector, inputs = network.init(3), torch.randn(4, *shape)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        module = build()
+    torch.testing.assert_close(network(vector, inputs), module(inputs).detach())
+    torch.testing.assert_close(vector, torch.nn.utils.parameters_to_vector(module.parameters()).detach())
+    before = torch.get_rng_state()
+    network.init(9)
+    assert torch.equal(torch.get_rng_state(), before)
+    several = torch.stack([network.init(seed) for seed in range(3)])
+    mapped = torch.func.vmap(network, in_dims=(0, None))(several, inputs)
+    torch.testing.assert_close(mapped[1], network(several[1], inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_the_releases_relu_can_die():
+    """When all ten outputs of LeNet lie below zero, every score is a tenth and no gradient is left."""
+    problem = AUC.__new__(AUC)
+    object.__setattr__(problem, "network", "lenet5")
+    object.__setattr__(problem, "scoring", "release")
+    object.__setattr__(problem, "model", Network(lambda: networks.lenet5(10)))
+    x = torch.cat([problem.model.init(0), torch.zeros(2)])
+    x[-12:-2] = -100.0  # the last layer's biases
+    inputs = torch.randint(0, 256, (5, 1, 28, 28), dtype=torch.uint8)
+    slope = torch.func.grad(lambda x: problem.scores(x, inputs).sum())(x)
+    assert torch.equal(problem.scores(x, inputs), torch.full((5,), 0.1))
+    assert not slope.any()
+
+
+# --- who holds what --------------------------------------------------------------------------------------
+
+
+@st.composite
+def labelled(draw):
+    labels = torch.tensor(draw(st.lists(st.integers(0, 4), min_size=1, max_size=80)))
+    return labels, draw(st.integers(1, len(labels)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(labelled(), st.floats(0.01, 100), st.integers(0, 99))
+def test_every_row_has_one_owner_and_every_client_a_row(case, alpha, seed):
+    labels, clients = case
+    ways = {
+        "label": partition.by_label(labels, clients),
+        "iid": partition.iid(labels, clients, seed),
+        "dirichlet": partition.dirichlet(labels, clients, alpha, seed),
+    }
+    for way, parts in ways.items():
+        rows = torch.cat(parts).tolist()
+        assert len(parts) == clients
+        assert min(len(part) for part in parts) >= 1
+        assert len(set(rows)) == len(rows)
+        left_out = len(labels) % clients if way == "label" else 0
+        assert len(rows) == len(labels) - left_out
+    assert max(map(len, ways["iid"])) - min(map(len, ways["iid"])) <= 1
+    assert len(set(map(len, ways["label"]))) == 1
+    in_order = labels[torch.cat(ways["label"])]
+    assert torch.equal(in_order, in_order.sort().values)
+
+
+def test_by_column_gives_every_value_its_rows():
+    column = torch.tensor([7, 3, 7, 9, 3, 7])
+    assert [part.tolist() for part in partition.by_column(column)] == [[1, 4], [0, 2, 5], [3]]
+
+
+def test_a_small_alpha_makes_clients_unlike_and_a_large_one_alike():
+    labels = torch.arange(10).repeat(200)
+
+    def purity(alpha):
+        parts = partition.dirichlet(labels, 20, alpha, 0)
+        return sum(float(torch.bincount(labels[part]).max()) for part in parts) / len(labels)
+
+    assert purity(0.05) > 0.5
+    assert purity(100.0) < 0.2
+
+
+def test_dirichlet_proportions_have_their_moments():
+    alpha, count = 0.5, 10
+    draws_ = torch.stack([partition._dirichlet(count, alpha, torch.tensor(key)) for key in range(3000)])
+    assert torch.allclose(draws_.sum(1), torch.ones(3000, dtype=torch.float64))
+    variance = (1 / count) * (1 - 1 / count) / (count * alpha + 1)
+    assert torch.allclose(draws_.mean(0), torch.full((count,), 0.1, dtype=torch.float64), atol=0.01)
+    assert float(draws_.var(0).mean()) == pytest.approx(variance, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("dials", "says"),
+    [
+        ({"dataset": "digit"}, "did you mean 'digits'"),
+        ({"network": "lenet"}, "did you mean 'lenet5'"),
+        ({"network": "lenet5"}, "takes images of"),
+        ({"partition": "labels"}, "did you mean 'label'"),
+        ({"clients": 5000}, "at most the number of rows"),
+        ({"positive": 11}, "positive must be one"),
+        ({"partition": "dirichlet", "alpha": 0.0}, "alpha must be above 0"),
+    ],
+)
+def test_bad_dials_are_refused(dials, says):
+    with pytest.raises(fs.BadInput, match=says):
+        AUC(**dials)
+
+
+def test_vectorised_equals_loop_on_images():
+    """In float32, to its rounding; clients of unequal size."""
+    ends = [
+        fs.simulate(
+            AUC(partition="dirichlet", clients=20),
+            fs.CDMAADA(0.1, 0.1, K=3),
+            rounds=2,
+            seeds=(0, 1),
+            ask=ask,
+            batch=4,
+        ).z
+        for ask in (fs.Vectorised(), fs.Loop())
+    ]
+    for fast, slow in zip(*ends, strict=True):
+        torch.testing.assert_close(fast, slow, rtol=1e-3, atol=1e-5)
+
+
+def test_auc_rises():
+    outcome = fs.simulate(
+        AUC(network="mlp"), fs.CDMAONE(0.1, 0.1, K=5), rounds=30, quorum=fs.Quorum(invite=8), batch=5
+    )
+    assert outcome.rows[0].metrics["test_auc"] < 0.9
+    assert outcome.last("test_auc")[0] > 0.98
+    assert math.isfinite(outcome.last("grad_phi")[0])
