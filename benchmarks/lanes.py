@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 
+import torch
+
 import fedsaddle as fs
 
 LANES, ROUNDS, REPEATS = 32, 40, 5
@@ -22,6 +24,7 @@ def seconds(algorithm: object, lanes: int) -> float:
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # as the command line does
     for name, algorithm in SETTINGS.items():
         seconds(algorithm, 1)  # warm
         one, many = zip(

@@ -3,8 +3,9 @@
 Every algorithm tries 48 random settings with two seeds of their own, 600 rounds each, all as lanes. The
 ranges below are shared: a step size means the same range in every algorithm. The setting with the least mean
 stationarity over the last 100 rounds is then run with five fresh seeds. S^ is 16 for the algorithms that
-send one vector up and 8 for those that send two, so that all send the same number of floats. Prints the
-table and writes quadratic.csv to docs/results, or to the folder that is named.
+send one vector up and 8 for those that send two, so that all send the same floats, but for the 4 % by which
+rounding S_t up favours the smaller cohorts. Prints the table and writes quadratic.csv to docs/results, or to
+the folder that is named.
 """
 
 from __future__ import annotations

@@ -136,3 +136,13 @@ def test_a_message_nobody_takes_is_refused():
 
     with pytest.raises(fs.BadInput, match="sends 'more', which average does not take"):
         fs.simulate(quadratic(), Wordy(0.1, 0.1), rounds=1)
+
+
+def test_a_message_that_is_missed_is_refused():
+    @dataclass(frozen=True)
+    class Silent(fs.CDMANC):
+        def send(self, server):
+            return {}
+
+    with pytest.raises(fs.BadInput, match="does not send 'z', which update takes"):
+        fs.simulate(quadratic(), Silent(0.1, 0.1), rounds=1)

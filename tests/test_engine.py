@@ -9,10 +9,11 @@ from torch import Tensor
 
 import fedsaddle as fs
 from fedsaddle.core import Pair
-from fedsaddle.engine.rounds import begin, play, points, send, visits_of
+from fedsaddle.engine.rounds import begin, gather, play, points, send, visits_of
 from fedsaddle.engine.vectorised import peak_bytes
 from fedsaddle.engine.visits import Task
 from fedsaddle.problem import Batch, Federation
+from fedsaddle.spec import load
 from zoo import ALGORITHMS, fleets, quadratic
 
 QUORUM = fs.Quorum(invite=6, enough=4, minimum=2, deadline=30.0, grace=10.0)
@@ -52,19 +53,22 @@ def test_the_chunk_size_does_not_matter(name):
     assert_same(run(ALGORITHMS[name], ask=fs.Vectorised(memory=1)), whole)
 
 
+@pytest.mark.parametrize("fleet", ["paper", "everybody", "dropout", "latency", "trace"])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_lane_equals_the_same_run_alone(name):
-    algorithm = ALGORITHMS[name]
+def test_a_lane_equals_the_same_run_alone(name, fleet, tmp_path):
+    algorithm, fleet = ALGORITHMS[name], fleets(tmp_path)[fleet]
     step = next(field.name for field in dataclasses.fields(algorithm) if "eta" in field.name)
     settings = [algorithm, dataclasses.replace(algorithm, **{step: 0.01})]
-    together = run(settings, seeds=(3, 5))
+    together = run(settings, seeds=(3, 5), fleet=fleet)
     for lane, (setting, seed) in enumerate((s, seed) for s in settings for seed in (3, 5)):
-        alone = run(setting, seeds=(seed,))
+        alone = run(setting, seeds=(seed,), fleet=fleet)
         torch.testing.assert_close(
             points(together.server)[lane], points(alone.server)[0], rtol=1e-12, atol=1e-12
         )
         assert together.clock[lane] == alone.clock[0]
         assert together.posted[lane] == alone.posted[0]
+        if alone.memory is not None:
+            torch.testing.assert_close(together.memory.x[lane], alone.memory.x[0], rtol=1e-12, atol=1e-12)
 
 
 def test_lanes_differ_by_seed_and_by_setting():
@@ -182,6 +186,7 @@ def test_noise_is_shared_by_gradients_on_the_same_minibatch():
 
     problem = fs.ToyWGAN(clients=6)
     run(Twice(0.01, 0.01, K=2), problem=problem, quorum=fs.Quorum(invite=2), ask=fs.Loop(), rounds=1)
+    assert seen
     for first, second, fresh in seen:
         torch.testing.assert_close(first, second, rtol=0.0, atol=0.0)
         assert not torch.equal(first.x, fresh.x)
@@ -206,3 +211,72 @@ def test_answer_is_what_a_client_would_compute_from_its_own_rows():
         A, B, C = (data.own[name][client] for name in "ABC")
         torch.testing.assert_close(up.x[client], A @ z.x + B @ z.y + linear[:3])
         torch.testing.assert_close(up.y[client], B.mT @ z.x - C @ z.y + linear[3:])
+
+
+def test_the_need_of_one_algorithm_is_not_taken_for_anothers(tmp_path):
+    """Small minibatches first, then full gradients of 3,000 rows: each study measures its own visits."""
+    plan = load(
+        "quadratic",
+        algorithms=["cdma-nc", "parallel-sgda"],
+        seeds="0-7",
+        settings=["problem.samples=3000", "problem.clients=16", "memory_gb=0.002"],
+    )
+    asks = [study.ask for study in plan.studies.values()]
+    assert asks[0] is not asks[1]
+    assert {ask.memory for ask in asks} == {int(0.002 * 2**30)}
+
+
+def test_longer_walks_are_given_more_memory():
+    problem = quadratic(samples=2)
+    needs = []
+    for K in (2, 2000):
+        study = fs.make_study(problem, fs.CDMANC(0.01, 0.01, K=K), batch=10)
+        lanes = begin(study)
+        pair = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        visits = visits_of(study, lanes, 0, 0, send(study, lanes.server, 0), *pair)
+        needs.append(study.ask._need(Task(problem, study.algorithm, 0, 10), visits))
+    assert needs[1] - needs[0] > 8 * 1998 * 10
+
+
+def test_the_noise_of_a_full_gradient_is_its_own():
+    keys = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Listening(fs.ToyWGAN):
+        def loss(self, z, xi):
+            keys.append(int(xi.key))
+            return super().loss(z, xi)
+
+    run(
+        fs.CDMAONE(0.01, 0.01, K=3),
+        problem=Listening(clients=6),
+        quorum=fs.Quorum(invite=6),
+        fleet=fs.Everybody(),
+        ask=fs.Loop(),
+        rounds=1,
+        seeds=(0,),
+    )
+    assert (
+        len(set(keys)) == 6 + 6 * 3
+    )  # one for each full gradient, one for each minibatch and its two gradients
+
+
+def test_clients_are_invited_by_size_when_asked():
+    invited = {}
+    for sampling in ("uniform", "size"):
+        plan = load(
+            "quadratic",
+            algorithms=["cdma-nc"],
+            seeds="0",
+            settings=[
+                "problem.samples=[1, 50]",
+                "problem.clients=40",
+                f"sampling={sampling}",
+                "quorum.invite=8",
+            ],
+        )
+        (study,) = plan.studies.values()
+        sizes = study.problem.federation.sizes
+        cohorts = [gather(study, round, 0, [0.0])[0][0] for round in range(60)]
+        invited[sampling] = float(sum(sizes[cohort].double().mean() for cohort in cohorts)) / 60
+    assert invited["size"] > 1.15 * invited["uniform"]

@@ -26,8 +26,7 @@ def assert_same(one, other):
 
 
 def test_one_with_a_single_step_is_parallel_sgda():
-    # Everybody takes part: otherwise the update phase has a cohort of its own, and still the same answer,
-    # since a walk of one step along u does not depend on the client.
+    # The update phase has a cohort of its own, but a walk of one step along u does not depend on the client.
     assert_same(end(fs.CDMAONE(0.1, 0.2, K=1)), end(fs.ParallelSGDA(0.1, 0.2)))
 
 

@@ -65,7 +65,7 @@ def test_the_core_needs_no_border():
     """On a machine without them, everything up to `simulate` works."""
     program = """
 import sys
-for name in ("pydantic", "typer", "rich", "matplotlib", "flwr", "ray", "safetensors", "filelock"):
+for name in ("pydantic", "typer", "rich", "matplotlib", "flwr", "ray", "safetensors", "sklearn"):
     sys.modules[name] = None
 import fedsaddle as fs
 print(fs.simulate(fs.Quadratic(clients=10), fs.CDMANC(0.1, 0.1), rounds=1).last("stationarity"))

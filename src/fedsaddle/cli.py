@@ -19,11 +19,20 @@ import torch
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from fedsaddle import __version__
 from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.data import sources
 from fedsaddle.engine.course import Stop
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import FLEETS
@@ -235,6 +244,57 @@ def list_() -> None:
         out.print(title, style="bold")
         for name, summary in entries.items():
             out.print(f"  {name:<26}{summary}", highlight=False, soft_wrap=True, markup=False)
+
+
+@app.command()
+def data(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Datasets to get; none shows what there is.")
+    ] = None,
+) -> None:
+    """Show the datasets, or get some: verified, and kept for the next time."""
+    for name in names or []:
+        sources.known(name)  # an unknown name is refused before anything is got
+    for name in names or []:
+        with _downloads() as progress:
+            tasks: dict[str, TaskID] = {}
+
+            def tell(what: str, done: int, total: int) -> None:
+                if what not in tasks:  # noqa: B023
+                    if not out.is_terminal:
+                        sources.say(what, done, total)
+                    tasks[what] = progress.add_task(what, total=total or None)  # noqa: B023
+                progress.update(tasks[what], completed=done)  # noqa: B023
+
+            print(f"{name} is in {sources.fetch(name, tell)}")
+    if names:
+        return
+    table = Table(box=box.SIMPLE)
+    for column in ("dataset", "what", "MB", "licence", "here"):
+        table.add_column(column)
+    table.add_row(
+        "digits", "handwritten digits, 1,797 grey images of 8 x 8", "0", "CC BY 4.0", "scikit-learn's"
+    )
+    for name, files in sources.CATALOGUE.items():
+        here = f"yes, from {sources.served_by(name)}" if sources.is_there(name) else "no"
+        table.add_row(name, files.title, str(files.megabytes), files.licence, here)
+    out.print(table)
+    print(
+        f"kept in {sources.cache()} (FEDSADDLE_DATA names another folder); get one with: fedsaddle data mnist"
+    )
+    for name, files in sources.CATALOGUE.items():
+        print(f"{name} can come from: {', '.join(source.name for source in files.sources)}")
+
+
+def _downloads() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=out,
+        disable=not out.is_terminal,
+    )
 
 
 def _version(show: bool) -> None:

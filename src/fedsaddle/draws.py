@@ -3,7 +3,9 @@
 A key is a 64-bit integer. `fold` derives a new key from a key and a number by one step of SplitMix64, so a
 key for a (seed, round, phase, client) is four folds, and the j-th random word of a key is one fold more.
 The arithmetic is 64-bit integer multiplication, shift and exclusive-or, which is the same on a CPU, on a
-GPU, under vmap, for one client or for a million at once. There is no generator state to save or to share.
+GPU, under vmap, for one client or for a million at once. So keys, rows, cohorts and uniforms have the same
+bits everywhere; normals and weighted choices go through a logarithm, whose last bit may differ on another
+device. There is no generator state to save or to share.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 # What a draw is for. Two purposes never share a key.
-COHORT, FLEET, BATCHES, STEPS, INIT, PROBLEM = range(6)
+COHORT, FLEET, BATCHES, STEPS, INIT, PROBLEM, DEVICE = range(7)
 
 
 def _signed(word: int) -> int:

@@ -3,7 +3,7 @@
 Start-Immediately-With-Enough-Responses: the server invites S^ clients and goes on with the first S_t
 answers. `Quorum` holds that rule, for simulated and for real arrivals alike. A fleet says how long each
 invited client takes to answer; infinitely long if it never does. Every fleet is a pure function of
-(seed, round, phase, client); a trace also of the simulated time.
+(seed, round, phase, client); the paper's also of who else is invited, a trace of the simulated time.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class Latency:
         pass
 
     def delays(self, seeds: Tensor, round: int, phase: int, clients: Tensor, now: list[float]) -> Tensor:
-        device = draws.uniform(draws.key(draws.FLEET, seeds[:, None], clients), 1).squeeze(-1)
+        device = draws.uniform(draws.key(draws.DEVICE, seeds[:, None], clients), 1).squeeze(-1)
         median = self.median * (1 + (self.slowdown - 1) * (device < self.slow).to(torch.float64))
         key = _key(seeds, round, phase, clients)
         delay = median * torch.exp(self.spread * draws.normal(draws.fold(key, 0), 1).squeeze(-1))

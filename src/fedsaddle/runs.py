@@ -20,6 +20,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -85,7 +86,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+    # In the order it is in: the order of the algorithms is part of an experiment.
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
 def _hash(data: bytes) -> str:
@@ -207,6 +209,10 @@ class RunFolder:
         there = [name for name in ("experiment.json", *KEYS) if os.path.exists(self.path / name)]
         if (self._begun or "experiment.json" in there) and not resume:
             raise BadInput(f"{self.path} already holds a run: go on with --resume, or choose another --out")
+        if "experiment.json" in there and not self._begun:  # killed between the two, or somebody else's
+            foreign = (self.path / "experiment.json").read_bytes() != _json(self.plan.resolved)
+            if foreign:
+                raise BadInput(f"{self.path} holds another experiment.json: choose another --out")
         tables = [name for name in there if name in KEYS]
         if tables and not self._begun:
             raise BadInput(f"{self.path} holds {tables[0]} but no checkpoint.json: choose another --out")
@@ -228,7 +234,8 @@ class RunFolder:
         }
         for table in self.tables.values():
             table.open()
-        for orphan in [*self.path.glob("*.json.part"), *self.path.glob("state-*.safetensors*")]:
+        ours = re.compile(r"(state-\d+-\d+\.safetensors(\.part)?)|((checkpoint|experiment)\.json\.part)")
+        for orphan in [path for path in self.path.iterdir() if ours.fullmatch(path.name)]:
             if orphan.name != (self._saved["state"] or {}).get("file"):
                 orphan.unlink()
 
@@ -245,8 +252,10 @@ class RunFolder:
             raise _damaged(path, "its checksum does not match")
         if saved["format"] != FORMAT:
             raise BadInput(f"{path} has format {saved['format']}; this version reads format {FORMAT}")
-        if saved["experiment"] != json.loads(_json(self.plan.resolved)):
-            change = _first_difference(saved["experiment"], json.loads(_json(self.plan.resolved)))
+        now = json.loads(_json(self.plan.resolved))
+        order = [list(experiment["algorithms"]) for experiment in (saved["experiment"], now)]
+        if saved["experiment"] != now or order[0] != order[1]:
+            change = _first_difference(saved["experiment"] | {"order": order[0]}, now | {"order": order[1]})
             raise BadInput(
                 f"{self.path} was made by another experiment ({change}): resume it with the same options, or "
                 "choose another --out"
@@ -255,7 +264,7 @@ class RunFolder:
             was = ", ".join(f"{name} {version}" for name, version in sorted(saved["versions"].items()))
             self.notes.append(f"this run was begun with {was}; later digits may differ from then on")
         self._saved = {key: saved[key] for key in ("done", "tables", "state")}
-        self._verify("experiment.json", _hash(_json(self.plan.resolved)))
+        self._verify("experiment.json", _hash(_json(saved["experiment"])))
         for algorithm, expected in self.done.items():
             self._verify(f"final/{algorithm}.safetensors", expected)
         self.start = self._load_state(saved["state"]) if saved["state"] else None
@@ -287,6 +296,11 @@ class RunFolder:
         """The algorithms that have had all their rounds, and the hashes of their final points."""
         done: dict[str, str] = self._saved["done"]
         return done
+
+    @property
+    def started(self) -> str | None:
+        """The algorithm whose state the checkpoint holds."""
+        return (self._saved["state"] or {}).get("algorithm")
 
     def _commit(self) -> None:
         saved = {"format": FORMAT, "versions": _versions(), "experiment": self.plan.resolved, **self._saved}
@@ -360,11 +374,13 @@ def execute(
     checkpoint_seconds: float = 10.0,
 ) -> None:
     """Run what is left of a plan. Checkpoints are made after evaluations, at most so often."""
-    plan, start = folder.plan, folder.start
+    plan, started, start = folder.plan, folder.started, folder.start
     saved_at = time.monotonic()
     for algorithm, study in plan.studies.items():
         if algorithm in folder.done:
             continue
+        if algorithm != started:
+            start = None
         watch.begin(algorithm, start.round if start else 0)
         stop = start
         for stop in course(study, plan.rounds, plan.evaluate_every, start):
@@ -378,7 +394,6 @@ def execute(
                 saved_at = time.monotonic()
         assert stop is not None  # a course has at least its start
         folder.finish(algorithm, study, stop)
-        start = None
 
 
 def _versions() -> dict[str, str]:

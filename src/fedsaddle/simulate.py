@@ -98,18 +98,21 @@ def make_study(
     counts = [name for name, field in known.items() if field.static]
     for setting in settings:
         check_algorithm(setting)
-        check_memory("the minibatches of a visit", 6 * batch * getattr(setting, "K", 1))
+        rows = max(batch * phase.steps(0.5) * phase.batches for phase in setting.phases())
+        check_memory("the minibatches of a visit", 6 * rows)
+        if rows > 2**22 * int(problem.federation.sizes.min()):
+            raise BadInput(f"a visit of {rows} rows reads its client too often; lower K or batch")
         if type(setting) is not type(settings[0]) or any(
             getattr(setting, name) != getattr(settings[0], name) for name in counts
         ):
             raise BadInput(
                 f"lanes must share one algorithm and its counts: {settings[0]} and {setting} do not"
             )
-    dtype, device = problem.init(seeds[0]).x.dtype, problem.init(seeds[0]).x.device
+    like = problem.init(seeds[0]).x
 
     def by_lane(name: str) -> Tensor:
         values = [float(getattr(setting, name)) for setting in settings for _ in seeds]
-        return torch.tensor(values, dtype=dtype, device=device)
+        return like.new_tensor(values)
 
     return Study(
         problem,

@@ -262,7 +262,6 @@ def load(
     except BadInput as error:
         raise BadInput(f"fleet: {error}") from None
     weights = {"uniform": None, "size": problem.federation.sizes}.get(str(checked.sampling), checked.sampling)
-    ask = Loop() if checked.engine == "loop" else Vectorised(int(checked.memory_gb * 2**30))
     seed_list = parse_seeds(checked.seeds)
 
     studies = {}
@@ -280,7 +279,8 @@ def load(
                 batch=checked.batch,
                 weights=weights,  # type: ignore[arg-type]
                 cohorts=checked.cohorts,
-                ask=ask,
+                # Each has its own, since it remembers how much memory this algorithm's visits need.
+                ask=Loop() if checked.engine == "loop" else Vectorised(int(checked.memory_gb * 2**30)),
             )
         except BadInput as error:
             raise BadInput(f"algorithms.{label}: {error}") from None

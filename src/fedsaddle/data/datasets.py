@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fedsaddle import draws
+from fedsaddle.data import sources
 
 
 @dataclass(frozen=True)
@@ -40,4 +42,36 @@ def digits() -> Dataset:
     return Dataset(inputs[~test], labels[~test], inputs[test], labels[test])
 
 
-DATASETS = {"digits": digits}
+def _idx(path: Path) -> Tensor:
+    """A file of MNIST's format: two zeros, the type, the number of dimensions, the dimensions, the bytes."""
+    data = path.read_bytes()
+    shape = [int.from_bytes(data[4 + 4 * n : 8 + 4 * n]) for n in range(data[3])]
+    return torch.frombuffer(bytearray(data[4 + 4 * len(shape) :]), dtype=torch.uint8).reshape(shape)
+
+
+def _grey(name: str) -> Dataset:
+    folder = sources.fetch(name)
+    train, train_labels, test, test_labels = (_idx(folder / file) for file in sources.IDX)
+    return Dataset(train[:, None], train_labels.long(), test[:, None], test_labels.long())
+
+
+def mnist() -> Dataset:
+    """MNIST."""
+    return _grey("mnist")
+
+
+def fashion_mnist() -> Dataset:
+    """Fashion-MNIST."""
+    return _grey("fashion-mnist")
+
+
+def cifar10() -> Dataset:
+    """CIFAR-10, in its binary layout: a label, then the planes of red, green and blue."""
+    folder = sources.fetch("cifar10")
+    files = [torch.frombuffer(bytearray((folder / f).read_bytes()), dtype=torch.uint8) for f in sources.CIFAR]
+    train, test = torch.cat(files[:5]).reshape(-1, 3073), files[5].reshape(-1, 3073)
+    pictures, test_pictures = (rows[:, 1:].reshape(-1, 3, 32, 32) for rows in (train, test))
+    return Dataset(pictures, train[:, 0].long(), test_pictures, test[:, 0].long())
+
+
+DATASETS = {"digits": digits, "mnist": mnist, "fashion-mnist": fashion_mnist, "cifar10": cifar10}

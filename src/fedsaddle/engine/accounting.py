@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import typing
 from collections import Counter
 from collections.abc import Callable
@@ -28,12 +29,19 @@ class Postage(NamedTuple):
     up: Floats
 
 
-def postage(phase: Phase, down: Message, up: Message) -> Postage:
-    return Postage(_floats(phase.name, phase.work, down), _floats(phase.name, phase.merge, up))
+def floats_down(phase: Phase, message: Message) -> Floats:
+    return _floats(phase.name, phase.work, 1, message)  # after the client
 
 
-def _floats(phase: str, receiver: Callable[..., Any], message: Message) -> Floats:
-    """The signature of the receiver is the schema: each name it takes is annotated with its kind."""
+def floats_up(phase: Phase, message: Message) -> Floats:
+    return _floats(phase.name, phase.merge, 2, message)  # after the server and the turn
+
+
+def _floats(phase: str, receiver: Callable[..., Any], first: int, message: Message) -> Floats:
+    """The receiver's signature is the schema: each name from the `first` on is annotated with its kind."""
+    for name, needed in list(inspect.signature(receiver).parameters.items())[first:]:
+        if name not in message and needed.default is needed.empty:
+            raise BadInput(f"phase '{phase}' does not send '{name}', which {receiver.__name__} takes")
     hints = typing.get_type_hints(receiver, include_extras=True)
     floats: Floats = Counter()
     for name, pair in message.items():

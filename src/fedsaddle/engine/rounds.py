@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -19,11 +19,10 @@ from torch.utils._pytree import tree_map
 
 from fedsaddle import draws
 from fedsaddle.core import Algorithm, Message, Pair, Remembers, Turn
-from fedsaddle.engine.accounting import Postage, postage
+from fedsaddle.engine.accounting import Postage, floats_down, floats_up
 from fedsaddle.engine.loop import Loop
-from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.engine.visits import Task, Visits
-from fedsaddle.fleet import Fleet, Paper, Quorum, Settled, Verdict, invite
+from fedsaddle.fleet import Fleet, Quorum, Settled, Verdict, invite
 from fedsaddle.problem import Problem
 
 Ask = Callable[[Task, Visits], dict[str, Any]]
@@ -53,12 +52,12 @@ class Study:
     algorithm: Algorithm
     seeds: tuple[int, ...]  # one for each lane
     hyper: dict[str, Tensor]  # the scalar hyperparameters of each lane, by field
-    quorum: Quorum = field(default_factory=Quorum)
-    fleet: Fleet = field(default_factory=Paper)
-    batch: int = 10
-    weights: Tensor | None = None  # odds of each client to be invited; None for equal ones
-    cohorts: Literal["another", "same"] = "another"  # whether the phases of a round invite the same clients
-    ask: Ask = field(default_factory=Vectorised)
+    quorum: Quorum
+    fleet: Fleet
+    batch: int
+    weights: Tensor | None  # odds of each client to be invited; None for equal ones
+    cohorts: Literal["another", "same"]  # whether the phases of a round invite the same clients
+    ask: Ask
 
     def per_lane(self, rule: Callable[..., Any], *stacked: Any) -> Any:
         """rule(algorithm, ...) for every lane, with the lane's own hyperparameters."""
@@ -77,10 +76,11 @@ class Study:
         result = []
         for number, phase in enumerate(self.algorithm.phases()):
             down = send(self, lanes.server, number)
+            floats = floats_down(phase, down)
             visits = visits_of(self, lanes, 0, number, down, first, first)
             visits["steps"] = visits["steps"].clamp(max=1)  # one step tells what an answer holds
             up = Loop()(Task(self.problem, self.algorithm, number, self.batch), visits)["up"]
-            result.append(postage(phase, down, up))
+            result.append(Postage(floats, floats_up(phase, up)))
         return result
 
 

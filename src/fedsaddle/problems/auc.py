@@ -27,6 +27,7 @@ from fedsaddle.problem import Batch, Federation
 
 NETWORKS = ("lenet5", "cifar-cnn", "logistic", "mlp")
 PARTITIONS = ("label", "iid", "dirichlet")
+CHUNK = 2000  # rows that are evaluated at a time
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,9 @@ class AUC:
         """The maximiser of F over all rows: the mean score of the negatives less that of the positives."""
         return s[~positive].mean() - s[positive].mean()
 
+    def all_scores(self, x: Tensor, inputs: Tensor) -> Tensor:
+        return torch.cat([self.scores(x, rows) for rows in inputs.split(CHUNK)])
+
     def evaluate(self, z: Pair) -> dict[str, float]:
         """AUC on both halves, average precision, the loss, and |grad Phi| over all training rows."""
         # Here, because importing it takes longer than many a run.
@@ -139,14 +143,15 @@ class AUC:
 
         train, positive = self.federation.rows["input"], self.federation.rows["positive"]
         test_positive = self.data.test_labels == self.positive
-        test = self.scores(z.x, self.data.test_inputs)
+        s, test = self.all_scores(z.x, train), self.all_scores(z.x, self.data.test_inputs)
+        alpha = self.best_alpha(s, positive)
 
-        def at_best_alpha(x: Tensor) -> tuple[Tensor, Tensor]:
-            s = self.scores(x, train)
-            alpha = self.best_alpha(s, positive).detach()
-            return self.objective(s, positive, x[-2], x[-1], alpha).mean(), s
+        def part(x: Tensor, rows: Tensor, positive: Tensor) -> Tensor:
+            return self.objective(self.scores(x, rows), positive, x[-2], x[-1], alpha).sum()
 
-        slope, s = torch.func.grad(at_best_alpha, has_aux=True)(z.x)
+        slope = torch.zeros_like(z.x)
+        for rows, some in zip(train.split(CHUNK), positive.split(CHUNK), strict=True):
+            slope += torch.func.grad(part)(z.x, rows, some) / len(train)
         return {
             "test_auc": float(binary_auroc(test, test_positive.int())),
             "train_auc": float(binary_auroc(s, positive.int())),

