@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import fedsaddle as fs
-from fedsaddle.core import Pair
+from fedsaddle.core import Pair, Parameters, Phase, Reply
 from fedsaddle.engine.rounds import begin, gather, play, points, send, visits_of
 from fedsaddle.engine.vectorised import peak_bytes
 from fedsaddle.engine.visits import Task
@@ -280,3 +280,34 @@ def test_clients_are_invited_by_size_when_asked():
         cohorts = [gather(study, round, 0, [0.0])[0][0] for round in range(60)]
         invited[sampling] = float(sum(sizes[cohort].double().mean() for cohort in cohorts)) / 60
     assert invited["size"] > 1.15 * invited["uniform"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hoarder(fs.CODASCA):
+    """Keeps something in both phases of a round, and ends it with a point that is not finite."""
+
+    def hoard(self, client, z: Parameters) -> Reply:
+        return Reply({"z": z}, keep=client.kept + z)
+
+    def ruin(self, server, turn, z: Parameters):
+        return server._replace(z=z * math.nan)
+
+    def passing(self, server, turn, z: Parameters):
+        return server
+
+    def send(self, server):
+        return {"z": server.z}
+
+    def phases(self):
+        return (
+            Phase("one", self.send, self.hoard, self.passing),
+            Phase("two", self.send, self.hoard, self.ruin),
+        )
+
+
+def test_a_round_that_fails_takes_back_all_that_clients_kept():
+    everyone = {"quorum": fs.Quorum(invite=12), "fleet": fs.Everybody()}
+    lanes = run(Hoarder(0.1), rounds=1, **everyone)
+    assert lanes.alive == [False, False]
+    assert not lanes.memory.x.any()
+    assert not lanes.memory.y.any()
