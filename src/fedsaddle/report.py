@@ -69,7 +69,8 @@ def draw(folder: Path) -> Path:
     """The first metric against floats up and rounds: a line for each algorithm's mean, a band for seeds."""
     rows, metric = _read(folder / "rounds.csv"), metric_of(folder)
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
-    positive = all(float(row[metric]) > 0 for row in rows)
+    values = [float(row[metric]) for row in rows]
+    over_decades = min(values) > 0 and max(values) > 100 * min(values)
     for axis, (column, label) in zip(
         axes, [("floats_up", "floats sent up"), ("round", "rounds")], strict=True
     ):
@@ -83,7 +84,7 @@ def draw(folder: Path) -> Path:
             axis.fill_between(places, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
-        if positive:
+        if over_decades:
             axis.set_yscale("log")
     axes[0].set_ylabel(metric)
     axes[1].legend(fontsize="small")
