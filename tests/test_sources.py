@@ -203,6 +203,7 @@ def test_a_package_serves(tmp_path, monkeypatch):
         (tar_of({}), 0, "0" * 64, "not the one that is known"),
         (b"", 1, "", "no such package"),
     ],
+    ids=["no such file", "no archive", "another archive", "no such package"],  # an archive holds the time
 )
 def test_a_bad_package_is_passed_over(tmp_path, monkeypatch, archive, code, sha256, says):
     npm(tmp_path, monkeypatch, archive, code)
