@@ -74,8 +74,18 @@ def _describe(stop: Stop, lanes: int) -> str:
     return f"{name} {mean:.4g} up {up:.2g}{lost}"
 
 
+def _diverged(plan: Plan, algorithm: str, stop: Stop) -> list[str]:
+    """A line for each lane that has just diverged."""
+    seeds = plan.studies[algorithm].seeds
+    return [
+        f"{algorithm} seed {seeds[event.lane]} diverged in round {event.round}: {event.detail}"
+        for event in stop.events
+        if event.what == "diverged"
+    ]
+
+
 class Lines:
-    """For a pipe: a plain line about every tenth of the way, and for everything that happens."""
+    """For a pipe: a plain line about every tenth of the way, and for every lane that diverges."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -85,10 +95,8 @@ class Lines:
         self.began, self.start = time.monotonic(), start
 
     def stop(self, algorithm: str, stop: Stop) -> None:
-        for event in stop.events:
-            if event.what == "diverged":
-                seed = self.plan.studies[algorithm].seeds[event.lane]
-                print(f"{algorithm} seed {seed} diverged in round {event.round}: {event.detail}", flush=True)
+        for line in _diverged(self.plan, algorithm, stop):
+            print(line, flush=True)
         last = stop.round == self.plan.rounds
         if stop.rows and (last or stop.round == 0 or stop.round - self.told >= self.plan.rounds / 10):
             self.told = stop.round
@@ -114,12 +122,8 @@ class Bars:
 
     def stop(self, algorithm: str, stop: Stop) -> None:
         study, task = self.plan.studies[algorithm], self.tasks[algorithm]
-        for event in stop.events:
-            if event.what == "diverged":
-                seed = study.seeds[event.lane]
-                self.progress.print(
-                    f"{algorithm} seed {seed} diverged in round {event.round}: {event.detail}"
-                )
+        for line in _diverged(self.plan, algorithm, stop):
+            self.progress.print(line)
         if stop.rows:
             self.progress.update(task, metric=_describe(stop, len(study.seeds)))
         self.progress.update(task, completed=stop.round)
