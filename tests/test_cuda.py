@@ -1,9 +1,14 @@
-"""The same keys, words, uniforms and rows on a CPU and on a GPU. Runs where there is a GPU."""
+"""A GPU draws the same bits and computes the same rounds, eagerly or replayed. Runs where there is a GPU."""
+
+import dataclasses
 
 import pytest
 import torch
 
+import fedsaddle as fs
 from fedsaddle import draws
+from fedsaddle.engine.rounds import begin, play, points
+from zoo import ALGORITHMS, quadratic
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -25,3 +30,54 @@ def test_normals_are_the_same_to_rounding():
     torch.testing.assert_close(
         draws.normal(key, 100), draws.normal(key.cuda(), 100).cpu(), rtol=1e-13, atol=1e-13
     )
+
+
+def run(problem, algorithm, rounds=6, captured=True, **settings):
+    quorum = fs.Quorum(invite=6, enough=4, minimum=2, deadline=30.0, grace=10.0)
+    study = fs.make_study(
+        problem, algorithm, seeds=(0, 1, 2), quorum=quorum, fleet=fs.Latency(dropout=0.4), batch=2, **settings
+    )
+    if not captured:
+        study = dataclasses.replace(study, graphs=None)
+    lanes = begin(study)
+    for round in range(rounds):
+        lanes, _ = play(study, lanes, round)
+    return study, lanes
+
+
+def assert_same(one, other, tolerance):
+    for z, w in zip(points(one.server), points(other.server), strict=True):
+        torch.testing.assert_close(z.to("cpu"), w.to("cpu"), rtol=tolerance, atol=tolerance)
+    if one.memory is not None:
+        torch.testing.assert_close(
+            one.memory.to("cpu"), other.memory.to("cpu"), rtol=tolerance, atol=tolerance
+        )
+    assert (one.completed, one.clock, one.posted) == (other.completed, other.clock, other.posted)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_captured_equals_eager_equals_loop(name):
+    problem, algorithm = quadratic(), ALGORITHMS[name]
+    _, expected = run(problem, algorithm, ask=fs.Loop())
+    assert 0 < min(expected.completed) < 6  # some rounds are abandoned
+    for settings in ({"ask": fs.Loop()}, {"captured": False}, {}):
+        study, lanes = run(problem, algorithm, device="cuda", **settings)
+        assert_same(lanes, expected, 1e-10)
+    assert study.graphs._recordings
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_captured_equals_loop_on_a_network(name):
+    problem = fs.AUC(dataset="digits", clients=40, partition="dirichlet", network="mlp")
+    _, expected = run(problem, ALGORITHMS[name], rounds=3, ask=fs.Loop())
+    study, lanes = run(problem, ALGORITHMS[name], rounds=3, device="cuda")
+    assert_same(lanes, expected, 1e-4)
+    for z, w in zip(points(lanes.server), points(expected.server), strict=True):
+        assert study.problem.evaluate(z) == pytest.approx(study.problem.evaluate(w), rel=1e-3)
+
+
+def test_a_lane_that_diverges_on_a_gpu_stops_alone():
+    wild = [fs.CODASCA(0.05, K=3), fs.CODASCA(1e60, K=3)]
+    outcome = fs.simulate(quadratic(), wild, rounds=20, evaluate_every=2, device="cuda")
+    assert outcome.alive == [True, False]
+    assert all(torch.isfinite(torch.cat(z)).all() for z in outcome.z)

@@ -472,8 +472,8 @@ class Recorder:
     def __init__(self, ask):
         self.ask, self.seen = ask, {}
 
-    def __call__(self, task, visits):
-        answers = self.ask(task, visits)
+    def __call__(self, task, extent, visits):
+        answers = self.ask(task, extent, visits)
         seeds, rounds = visits["down"]["z"].x[:, 0].tolist(), visits["t"].tolist()
         signatures = torch.cat(answers["up"]["signature"], dim=1).tolist()
         for seed, t, offset, signature in zip(
@@ -485,7 +485,7 @@ class Recorder:
 
 
 class InThrees(Vectorised):
-    def _need(self, task, visits):
+    def _need(self, task, extent, visits):
         return self.memory // 3
 
 

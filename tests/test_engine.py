@@ -9,9 +9,8 @@ from torch import Tensor
 
 import fedsaddle as fs
 from fedsaddle.core import Pair, Parameters, Phase, Reply
-from fedsaddle.engine.rounds import begin, gather, play, points, send, visits_of
+from fedsaddle.engine.rounds import begin, calls_of, gather, play, points, send, visits_of
 from fedsaddle.engine.vectorised import peak_bytes
-from fedsaddle.engine.visits import Task
 from fedsaddle.problem import Batch, Federation
 from fedsaddle.spec import load
 from zoo import ALGORITHMS, fleets, quadratic
@@ -163,9 +162,10 @@ def test_memory_is_bounded():
 
 
 def first_visits(study, lanes):
-    pairs = torch.tensor([(lane, client) for lane in range(8) for client in range(12)])
-    visits = visits_of(study, lanes, 0, 0, send(study, lanes.server, 0), *pairs.unbind(1))
-    return Task(study.problem, study.algorithm, 0, study.batch), visits
+    """All clients, asked by every lane."""
+    everyone = list(range(len(study.problem.federation)))
+    calls, extent = calls_of(study, lanes.completed, 0, 0, [everyone for _ in study.seeds])
+    return study.task(0), extent, visits_of(study, 0, send(study, lanes.server, 0), calls, None)
 
 
 def test_noise_is_shared_by_gradients_on_the_same_minibatch():
@@ -199,10 +199,7 @@ def test_answer_is_what_a_client_would_compute_from_its_own_rows():
         problem, fs.ParallelSGDA(0.1, 0.1), ask=fs.Vectorised(), quorum=fs.Quorum(invite=12)
     )
     lanes = begin(study)
-    visits = visits_of(
-        study, lanes, 0, 0, send(study, lanes.server, 0), torch.zeros(12, dtype=torch.int64), torch.arange(12)
-    )
-    up = study.ask(Task(problem, study.algorithm, 0, 10), visits)["up"]["g"]
+    up = study.ask(*first_visits(study, lanes))["up"]["g"]
     (z,) = points(lanes.server)
     data = problem.federation
     for client in range(12):
@@ -231,10 +228,7 @@ def test_longer_walks_are_given_more_memory():
     needs = []
     for K in (2, 2000):
         study = fs.make_study(problem, fs.CDMANC(0.01, 0.01, K=K), batch=10)
-        lanes = begin(study)
-        pair = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-        visits = visits_of(study, lanes, 0, 0, send(study, lanes.server, 0), *pair)
-        needs.append(study.ask._need(Task(problem, study.algorithm, 0, 10), visits))
+        needs.append(study.ask._need(*first_visits(study, begin(study))))
     assert needs[1] - needs[0] > 8 * 1998 * 10
 
 

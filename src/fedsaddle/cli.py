@@ -167,6 +167,7 @@ def run(
     seeds: Annotated[str | None, typer.Option(help="Such as 0-4 or 0,3,7-9.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: problem.kappa=20.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, vectorised or loop.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="The run's folder.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
@@ -182,7 +183,15 @@ def run(
     if folder is not None and str(folder) in ("", "."):
         raise BadInput("--out needs a folder of its own, such as runs/first")
     chosen = [name.strip() for name in algorithm.split(",") if name.strip()]
-    plan = load(experiment, algorithms=chosen, rounds=rounds, seeds=seeds, engine=engine, settings=set_ or [])
+    plan = load(
+        experiment,
+        algorithms=chosen,
+        rounds=rounds,
+        seeds=seeds,
+        engine=engine,
+        device=device,
+        settings=set_ or [],
+    )
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in plan.resolved["name"])
     path = folder or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     run_folder = RunFolder(path, plan, resume)

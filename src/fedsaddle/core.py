@@ -39,6 +39,9 @@ class Pair(NamedTuple):
     def __rmul__(self, scale: Scalar) -> Pair:  # type: ignore[override]
         return self * scale
 
+    def to(self, device: torch.device | str) -> Pair:
+        return Pair(self.x.to(device), self.y.to(device))
+
 
 def step(z: Pair, d: Pair, eta: Scalar, gamma: Scalar) -> Pair:
     """Move along d: x descends by eta, y ascends by gamma."""

@@ -35,7 +35,10 @@ def _shift(word: Tensor, by: int) -> Tensor:
 
 def fold(key: Tensor, number: Tensor | int) -> Tensor:
     """A new key from a key and a number; both broadcast."""
-    word = key + _STRIDE * (torch.as_tensor(number, dtype=torch.int64, device=key.device) + 1)
+    # A plain number stays one: a tensor made of it would have to be copied to the key's device.
+    word = key + (
+        _signed(_STRIDE * (number + 1) % 2**64) if isinstance(number, int) else _STRIDE * (number + 1)
+    )
     word = (word ^ _shift(word, 30)) * _MIX_1
     word = (word ^ _shift(word, 27)) * _MIX_2
     return word ^ _shift(word, 31)
@@ -43,10 +46,10 @@ def fold(key: Tensor, number: Tensor | int) -> Tensor:
 
 def key(purpose: int, *numbers: Tensor | int) -> Tensor:
     """The key of a purpose and the numbers it depends on, such as (seed, round, phase, client)."""
-    result = torch.tensor(purpose)
+    devices = [number.device for number in numbers if isinstance(number, Tensor)]
+    result = torch.full((), purpose, device=devices[0] if devices else None)
     for number in numbers:
-        device = number.device if isinstance(number, Tensor) else result.device
-        result = fold(result.to(device), number)
+        result = fold(result, number)
     return result
 
 

@@ -50,6 +50,18 @@ class Federation:
 
     offsets: Tensor = field(init=False)  # (client,): where its run of rows begins
     longest: int = field(init=False)  # the largest client's size
+    _copies: dict[torch.device, Federation] = field(init=False, repr=False, default_factory=dict)
+
+    def to(self, device: torch.device) -> Federation:
+        """The same on a device. It is copied there once."""
+        if device == self.sizes.device:
+            return self
+        if device not in self._copies:
+            rows, own = (
+                {name: table.to(device) for name, table in tables.items()} for tables in (self.rows, self.own)
+            )
+            self._copies[device] = Federation(rows, self.sizes.to(device), own)
+        return self._copies[device]
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -147,9 +147,9 @@ def _damaged(path: Path, why: str) -> BadInput:
 def _state_of(lanes: Lanes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Lanes as tensors and JSON."""
     leaves, _ = tree_flatten(lanes.server)
-    tensors = {f"server.{number}": leaf.contiguous().clone() for number, leaf in enumerate(leaves)}
+    tensors = {f"server.{number}": leaf.cpu().contiguous().clone() for number, leaf in enumerate(leaves)}
     if lanes.memory is not None:
-        tensors |= {"memory.x": lanes.memory.x, "memory.y": lanes.memory.y}
+        tensors |= {"memory.x": lanes.memory.x.cpu(), "memory.y": lanes.memory.y.cpu()}
     posted = [
         [[*kind, count] for kind, count in sorted(lane.items())] for lane in lanes.posted
     ]  # JSON has no tuples for keys
@@ -165,6 +165,7 @@ def _lanes_of(study: Study, tensors: dict[str, torch.Tensor], rest: dict[str, An
         name: (t.shape, t.dtype) for name, t in expected.items()
     }:
         raise _damaged(path, "it does not fit this experiment")
+    tensors = {name: tensor.to(study.device) for name, tensor in tensors.items()}
     leaves, structure = tree_flatten(fresh.server)
     server = tree_unflatten([tensors[f"server.{number}"] for number in range(len(leaves))], structure)
     memory = fresh.memory
@@ -355,7 +356,7 @@ class RunFolder:
         (self.path / "final").mkdir(exist_ok=True)
         tensors: dict[str, torch.Tensor] = {}
         for seed, z in zip(study.seeds, points(stop.lanes.server), strict=True):
-            tensors |= {f"{seed}.x": z.x.clone(), f"{seed}.y": z.y.clone()}
+            tensors |= {f"{seed}.x": z.x.cpu().clone(), f"{seed}.y": z.y.cpu().clone()}
         data = save(tensors)
         write_atomically(self.path / "final" / f"{algorithm}.safetensors", data)
         self.done[algorithm] = _hash(data)

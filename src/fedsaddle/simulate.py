@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import sys
 import typing
 from collections import Counter
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from fedsaddle.core import Algorithm, Pair, Range
 from fedsaddle.engine.course import Row, Stop, course
+from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.rounds import Ask, Event, Study, points
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.errors import BadInput, check_count, check_memory, check_seed, shown
@@ -74,6 +76,7 @@ def make_study(
     weights: Sequence[float] | Tensor | None = None,
     cohorts: Literal["another", "same"] = "another",
     ask: Ask | None = None,
+    device: str = "cpu",
 ) -> Study:
     """A checked study. All seeds of all settings of one algorithm become lanes, setting by setting."""
     settings: list[Any] = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
@@ -112,8 +115,10 @@ def make_study(
 
     def by_lane(name: str) -> Tensor:
         values = [float(getattr(setting, name)) for setting in settings for _ in seeds]
-        return like.new_tensor(values)
+        return like.new_tensor(values, device=place)
 
+    place = device_named(device)
+    ask = ask or Vectorised()
     return Study(
         problem,
         settings[0],
@@ -124,8 +129,23 @@ def make_study(
         batch,
         None if weights is None else _odds(weights, clients, quorum.invite),
         cohorts,
-        ask or Vectorised(),
+        ask,
+        place,
+        Graphs() if place.type == "cuda" and isinstance(ask, Vectorised) else None,
     )
+
+
+def device_named(name: str) -> torch.device:
+    """cpu, cuda (or cuda:1), or auto: a GPU if there is one."""
+    there = torch.cuda.is_available()
+    if name == "auto":
+        return torch.device("cuda" if there else "cpu")
+    if name != "cpu" and not re.fullmatch(r"cuda(:\d{1,3})?", name):
+        raise BadInput(f"device must be auto, cpu or cuda, got '{name}'")
+    device = torch.device(name)
+    if device.type == "cuda" and (not there or (device.index or 0) >= torch.cuda.device_count()):
+        raise BadInput(f"device {name}: this PyTorch finds {torch.cuda.device_count()} GPUs; use device cpu")
+    return device
 
 
 def _odds(weights: Sequence[float] | Tensor, clients: int, invited: int) -> Tensor:

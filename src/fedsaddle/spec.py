@@ -27,7 +27,7 @@ from fedsaddle.fleet import FLEETS, Fleet, Quorum, Trace
 from fedsaddle.problem import Problem
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.runs import Plan
-from fedsaddle.simulate import check_algorithm, make_study
+from fedsaddle.simulate import check_algorithm, device_named, make_study
 
 SHIPPED = files("fedsaddle") / "experiments"
 
@@ -47,7 +47,8 @@ class Experiment(BaseModel):
     cohorts: Literal["another", "same"] = "another"
     sampling: Literal["uniform", "size"] | list[float] = "uniform"
     engine: Literal["auto", "vectorised", "loop"] = "auto"
-    memory_gb: float = 4.0  # what a vectorised computation may hold
+    device: str = "auto"  # cpu, cuda, or auto: a GPU if there is one
+    memory_gb: float | None = None  # what a vectorised computation may hold: by itself 4, or half of a GPU
     threads: int = 1  # of PyTorch; part of the experiment because sums may round differently with more
     problem: dict[str, Any]
     fleet: dict[str, Any] = {"model": "paper"}
@@ -226,11 +227,12 @@ def load(
     rounds: int | None = None,
     seeds: str | None = None,
     engine: str | None = None,
+    device: str | None = None,
     settings: Sequence[str] = (),
 ) -> Plan:
     """A checked, resolved experiment, ready to run."""
     tables = _read(experiment)
-    given = {"rounds": rounds, "seeds": seeds, "engine": engine}
+    given = {"rounds": rounds, "seeds": seeds, "engine": engine, "device": device}
     tables |= {key: value for key, value in given.items() if value is not None}
     for assignment in settings:
         _set(tables, assignment)
@@ -241,7 +243,7 @@ def load(
     check_count("rounds", checked.rounds)
     check_count("evaluate_every", checked.evaluate_every)
     check_count("threads", checked.threads, most=1024)
-    if not 0 < checked.memory_gb <= 1e6:
+    if checked.memory_gb is not None and not 0 < checked.memory_gb <= 1e6:
         raise BadInput(f"memory_gb must be above 0 and at most a million, got {checked.memory_gb:g}")
     for label in checked.algorithms:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", label):
@@ -263,6 +265,8 @@ def load(
         raise BadInput(f"fleet: {error}") from None
     weights = {"uniform": None, "size": problem.federation.sizes}.get(str(checked.sampling), checked.sampling)
     seed_list = parse_seeds(checked.seeds)
+    memory = None if checked.memory_gb is None else int(checked.memory_gb * 2**30)
+    place = str(device_named(checked.device))
 
     studies = {}
     for label in wanted:
@@ -280,12 +284,13 @@ def load(
                 weights=weights,  # type: ignore[arg-type]
                 cohorts=checked.cohorts,
                 # Each has its own, since it remembers how much memory this algorithm's visits need.
-                ask=Loop() if checked.engine == "loop" else Vectorised(int(checked.memory_gb * 2**30)),
+                ask=Loop() if checked.engine == "loop" else Vectorised(memory),
+                device=place,
             )
         except BadInput as error:
             raise BadInput(f"algorithms.{label}: {error}") from None
     resolved = checked.model_dump()
-    resolved["seeds"] = seed_list
+    resolved |= {"seeds": seed_list, "device": place}
     resolved["algorithms"] = {label: checked.algorithms[label] for label in wanted}
     if isinstance(fleet, Trace):
         resolved["fleet"] |= {"path": str(Path(fleet.path).resolve()), "sha256": fleet.sha256}

@@ -13,11 +13,11 @@ from fedsaddle.engine.visits import Extent, Task, Visits, answer, batch_rows
 class Loop:
     """The plainest way to ask."""
 
-    def __call__(self, task: Task, visits: Visits) -> dict[str, Any]:
+    def __call__(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
         answers = []
         for number in range(len(visits["size"])):
             visit = tree_map(lambda rows: rows[number], visits)  # noqa: B023
-            extent = Extent(int(visit["steps"]), int(visit["size"]), ragged=False)
-            answers.append(answer(task, extent, batch_rows(task, extent, visit), visit))
+            own = Extent(int(visit["steps"]), int(visit["size"]), ragged=False)
+            answers.append(answer(task, own, batch_rows(task, own, visit), visit))
         stacked: dict[str, Any] = tree_map(lambda *rows: torch.stack(rows), *answers)
         return stacked

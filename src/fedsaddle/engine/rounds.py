@@ -20,12 +20,14 @@ from torch.utils._pytree import tree_map
 from fedsaddle import draws
 from fedsaddle.core import Algorithm, Message, Pair, Remembers, Turn
 from fedsaddle.engine.accounting import Postage, floats_down, floats_up
+from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.loop import Loop
-from fedsaddle.engine.visits import Task, Visits
+from fedsaddle.engine.visits import Extent, Task, Visits
 from fedsaddle.fleet import Fleet, Quorum, Settled, Verdict, invite
-from fedsaddle.problem import Problem
+from fedsaddle.problem import Federation, Problem
 
-Ask = Callable[[Task, Visits], dict[str, Any]]
+Ask = Callable[[Task, Extent, Visits], dict[str, Any]]
+CPU = torch.device("cpu")
 
 
 class Posted(NamedTuple):
@@ -44,6 +46,18 @@ class Event(NamedTuple):
     detail: str
 
 
+class Calls(NamedTuple):
+    """Whom one phase asks. Visit v is client[v], asked by lane[v]."""
+
+    lane: Tensor  # (visit,)
+    client: Tensor  # (visit,)
+    place: Tensor  # (lane, answer): where a lane's answers are among the visits
+    answers: Tensor  # (lane,): how many it has; none for a lane that sits out
+    t: Tensor  # (lane,): rounds completed before this one
+    steps: Tensor  # (lane,)
+    round: Tensor
+
+
 @dataclass(frozen=True)
 class Study:
     """One algorithm on one problem and one fleet, for all lanes."""
@@ -58,6 +72,19 @@ class Study:
     weights: Tensor | None  # odds of each client to be invited; None for equal ones
     cohorts: Literal["another", "same"]  # whether the phases of a round invite the same clients
     ask: Ask
+    device: torch.device = CPU
+    graphs: Graphs | None = None  # if given, phases are recorded and replayed
+
+    @cached_property
+    def federation(self) -> Federation:
+        return self.problem.federation.to(self.device)
+
+    @cached_property
+    def lane_seeds(self) -> Tensor:
+        return torch.tensor(self.seeds, device=self.device)
+
+    def task(self, number: int) -> Task:
+        return Task(self.problem, self.federation, self.algorithm, number, self.batch)
 
     def per_lane(self, rule: Callable[..., Any], *stacked: Any) -> Any:
         """rule(algorithm, ...) for every lane, with the lane's own hyperparameters."""
@@ -72,14 +99,15 @@ class Study:
     def postage(self) -> list[Postage]:
         """The floats of one message each way, phase by phase, read off one client's dry run."""
         lanes = begin(self)
-        first = torch.zeros(1, dtype=torch.int64)
+        only_first: list[list[int]] = [[0], *([] for _ in self.seeds[1:])]
         result = []
         for number, phase in enumerate(self.algorithm.phases()):
+            calls, extent = calls_of(self, lanes.completed, 0, number, only_first)
+            calls = calls._replace(steps=calls.steps.clamp(max=1))  # one step tells what an answer holds
             down = send(self, lanes.server, number)
             floats = floats_down(phase, down)
-            visits = visits_of(self, lanes, 0, number, down, first, first)
-            visits["steps"] = visits["steps"].clamp(max=1)  # one step tells what an answer holds
-            up = Loop()(Task(self.problem, self.algorithm, number, self.batch), visits)["up"]
+            visits = visits_of(self, number, down, calls, kept_by(lanes.memory, calls))
+            up = Loop()(self.task(number), extent, visits)["up"]
             result.append(Postage(floats, floats_up(phase, up)))
         return result
 
@@ -99,7 +127,7 @@ class Lanes:
 def begin(study: Study) -> Lanes:
     """Every lane before its first round."""
     starts = [study.problem.init(seed) for seed in study.seeds]
-    z: Pair = tree_map(lambda *rows: torch.stack(rows), *starts)
+    z: Pair = tree_map(lambda *rows: torch.stack(rows).to(study.device), *starts)
     memory = None
     if isinstance(study.algorithm, Remembers):
         blank = study.per_lane(lambda algorithm, z: algorithm.remember(z), z)
@@ -115,10 +143,10 @@ def play(study: Study, lanes: Lanes, round: int) -> tuple[Lanes, list[Event]]:
 
     The clients' memory is changed in place: it is the one part too large to copy every round.
     """
-    server, undo = lanes.server, []
     clock, posted = list(lanes.clock), [Counter(counts) for counts in lanes.posted]
-    playing, events = list(lanes.alive), []
+    playing, events, cohorts = list(lanes.alive), [], []
 
+    # Who answers does not depend on what is computed, so all phases are settled before any is asked.
     for number, phase in enumerate(study.algorithm.phases()):
         invited, settled = gather(study, round, number, clock)
         for lane in which(playing):
@@ -131,37 +159,44 @@ def play(study: Study, lanes: Lanes, round: int) -> tuple[Lanes, list[Event]]:
                 playing[lane] = False
                 detail = f"{phase.name}: {end.answered} answers, the minimum is {study.quorum.minimum}"
                 events.append(Event(lane, round, "abandoned", detail))
-        if not any(playing):
-            break
-
         # Sorted by client, so that the order of arrival does not move a bit of the mean.
-        asked = [
-            (lane, client)
-            for lane in which(playing)
-            for client in sorted(invited[lane][place] for place in settled[lane].accepted)
-        ]
-        lane_of, client_of = torch.tensor(asked).unbind(1)
-        visits = visits_of(study, lanes, round, number, send(study, server, number), lane_of, client_of)
-        answers = study.ask(Task(study.problem, study.algorithm, number, study.batch), visits)
-        if "keep" in answers and lanes.memory is not None:
-            undo.append((lanes.memory, lane_of, client_of, visits["kept"]))
-            remember(lanes.memory, lane_of, client_of, answers["keep"])
-        server = choose(playing, merge(study, lanes, server, number, lane_of, answers["up"]), server)
+        cohorts.append(
+            [sorted(own[place] for place in end.accepted) for own, end in zip(invited, settled, strict=True)]
+        )
 
-    server = choose(playing, server, lanes.server)
-    finite = [bool(torch.isfinite(torch.cat(z)).all()) for z in points(server)]
-    for lane in which(playing):
-        if not finite[lane]:
-            playing[lane] = False
-            events.append(Event(lane, round, "diverged", "a parameter is no longer finite"))
-    # A client keeps what it computed only if its lane completed the round, so that c stays the mean of c_i.
-    for memory, lane_of, client_of, old in reversed(undo):
-        failed = ~torch.tensor(playing)[lane_of]
-        remember(memory, lane_of[failed], client_of[failed], Pair(old.x[failed], old.y[failed]))
+    server, finite = lanes.server, [True] * len(playing)
+    before: list[tuple[Calls, Pair]] = []  # what the asked clients had kept, phase by phase
+    if any(playing):
+        for number, cohort in enumerate(cohorts):
+            asked = [clients if on else [] for clients, on in zip(cohort, playing, strict=True)]
+            calls, extent = calls_of(study, lanes.completed, round, number, asked)
+            kept = kept_by(lanes.memory, calls)
+            after = exchange(study, number, extent, server, calls, kept)
+            server = after["server"]
+            if lanes.memory is not None and kept is not None and "keep" in after:
+                before.append((calls, kept))
+                remember(lanes.memory, calls.lane, calls.client, after["keep"])
+        finite = after["finite"].tolist()  # the one moment of a round that waits for a GPU
+    done = [on and ok for on, ok in zip(playing, finite, strict=True)]
+    if done != playing:
+        events += [
+            Event(lane, round, "diverged", "a parameter is no longer finite")
+            for lane in which(playing)
+            if not done[lane]
+        ]
+        completed = torch.tensor(done, device=study.device)
+        server = choose(completed, server, lanes.server)
+        # A client keeps what it computed only if its lane completed the round, so that c stays the mean
+        # of all c_i.
+        for calls, kept in reversed(before):
+            failed = ~completed[calls.lane]
+            assert lanes.memory is not None
+            old = Pair(kept.x[failed], kept.y[failed])
+            remember(lanes.memory, calls.lane[failed], calls.client[failed], old)
     return Lanes(
-        choose(playing, server, lanes.server),
+        server,
         lanes.memory,
-        [t + done for t, done in zip(lanes.completed, playing, strict=True)],
+        [t + ok for t, ok in zip(lanes.completed, done, strict=True)],
         clock,
         posted,
         [on and ok for on, ok in zip(lanes.alive, finite, strict=True)],
@@ -183,53 +218,128 @@ def gather(
     return invited.tolist(), [study.quorum.settle(lane) for lane in delays.tolist()]
 
 
+def calls_of(
+    study: Study, completed: list[int], round: int, number: int, asked: list[list[int]]
+) -> tuple[Calls, Extent]:
+    """The flat list of the clients that each lane asks, and how far the computation must reach."""
+    counts = [len(clients) for clients in asked]
+    client = [number for clients in asked for number in clients]
+    chances = draws.uniform(draws.key(draws.STEPS, torch.tensor(study.seeds), round, number), 1)
+    phase = study.algorithm.phases()[number]
+    steps = [phase.steps(chance) for chance in chances.squeeze(-1).tolist()]
+
+    walks = [own for own, count in zip(steps, counts, strict=True) if count]
+    rows = int(study.problem.federation.sizes[client].max())
+    extent = Extent(max(walks), rows, ragged=min(walks) < max(walks))
+
+    first = torch.tensor([0, *counts[:-1]]).cumsum(0)
+    place = first[:, None] + torch.arange(study.quorum.wanted)
+    lane = torch.repeat_interleave(torch.tensor(counts))
+    host = Calls(
+        lane,
+        torch.tensor(client),
+        place.clamp(max=len(client) - 1),
+        torch.tensor(counts),
+        torch.tensor(completed),
+        torch.tensor(steps),
+        torch.tensor(round),
+    )
+    calls: Calls = tree_map(lambda values: values.to(study.device, non_blocking=True), host)
+    return calls, extent
+
+
+def exchange(
+    study: Study, number: int, extent: Extent, server: Any, calls: Calls, kept: Pair | None
+) -> dict[str, Any]:
+    """One phase: send, ask, merge. The `server` after it, which lanes are `finite`, what clients `keep`."""
+
+    def work(inputs: dict[str, Any]) -> dict[str, Any]:
+        server, calls, kept = inputs["server"], inputs["calls"], inputs.get("kept")
+        visits = visits_of(study, number, send(study, server, number), calls, kept)
+        answers = study.ask(study.task(number), extent, visits)
+        merged = merge(study, server, number, calls, answers.pop("up"))
+        server = choose(calls.answers > 0, merged, server)
+        finite = torch.isfinite(server.z.x).all(-1) & torch.isfinite(server.z.y).all(-1)
+        return {"server": server, "finite": finite, **answers}
+
+    inputs = {"server": server, "calls": calls} | ({} if kept is None else {"kept": kept})
+    if study.graphs is None:
+        return work(inputs)
+    real = len(calls.lane)
+    extent, visits = roomy(study, number, extent, real)
+    pad = torch.arange(visits, device=study.device).clamp(max=real - 1)  # the last visit again and again
+    inputs["calls"] = calls._replace(lane=calls.lane[pad], client=calls.client[pad])
+    if kept is not None:
+        inputs["kept"] = Pair(kept.x[pad], kept.y[pad])
+    after: dict[str, Any] = study.graphs((number, extent, visits), work, inputs)
+    if "keep" in after:
+        after["keep"] = Pair(after["keep"].x[:real], after["keep"].y[:real])
+    return after
+
+
+def roomy(study: Study, number: int, extent: Extent, visits: int) -> tuple[Extent, int]:
+    """A little more room than needed, so that few different shapes have to be recorded."""
+    most = len(study.seeds) * study.quorum.wanted
+    phase = study.algorithm.phases()[number]
+    varied = phase.steps(0.0) != phase.steps(1 - 2.0**-53)
+    return Extent(
+        rounded_up(extent.steps) if varied else extent.steps,
+        min(rounded_up(extent.rows), study.problem.federation.longest),
+        ragged=varied,
+    ), min(most, -(-visits // max(8, most // 16)) * max(8, most // 16))
+
+
+def rounded_up(count: int) -> int:
+    """To three binary digits: 9 becomes 10, 100 becomes 112."""
+    unit = 1 << max(0, count.bit_length() - 3)
+    return -(-count // unit) * unit
+
+
 def send(study: Study, server: Any, number: int) -> Message:
     """What each lane's server sends, stacked by lane."""
     message: Message = study.per_lane(lambda algorithm, s: algorithm.phases()[number].send(s), server)
     return message
 
 
-def visits_of(
-    study: Study, lanes: Lanes, round: int, number: int, down: Message, lane: Tensor, client: Tensor
-) -> Visits:
-    """The flat list of visits: visit v is client[v] asked by lane[v]."""
-    federation, z = study.problem.federation, lanes.server.z.x
-    seeds = torch.tensor(study.seeds)
-    chances = draws.uniform(draws.key(draws.STEPS, seeds, round, number), 1).squeeze(-1).tolist()
-    phase = study.algorithm.phases()[number]
-    visits: Visits = {
-        "hyper": study.hyper,
-        "down": down,
-        "t": torch.tensor(lanes.completed, dtype=z.dtype, device=z.device),
-        "steps": torch.tensor([phase.steps(chance) for chance in chances]),
-    }
-    visits = tree_map(lambda by_lane: by_lane[lane], visits)
-    visits["key"] = draws.key(draws.BATCHES, seeds[lane], round, number, client)
+def visits_of(study: Study, number: int, down: Message, calls: Calls, kept: Pair | None) -> Visits:
+    """All that each visit's client is given."""
+    federation, lane, client = study.federation, calls.lane, calls.client
+    dtype = next(iter(down.values())).x.dtype
+    by_lane: Visits = {"hyper": study.hyper, "down": down, "t": calls.t.to(dtype), "steps": calls.steps}
+    visits: Visits = tree_map(lambda values: values[lane], by_lane)
+    visits["key"] = draws.key(draws.BATCHES, study.lane_seeds[lane], calls.round, number, client)
     visits["offset"], visits["size"] = federation.offsets[client], federation.sizes[client]
     visits["own"] = {name: table[client] for name, table in federation.own.items()}
-    if lanes.memory is not None:
-        visits["kept"] = tree_map(lambda value: value[lane, client], lanes.memory)
+    if kept is not None:
+        visits["kept"] = kept
     return visits
 
 
-def merge(study: Study, lanes: Lanes, server: Any, number: int, lane: Tensor, up: Message) -> Any:
+def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> Any:
     """Every lane's server after it has merged the mean of its answers."""
-    counts = torch.bincount(lane, minlength=len(study.seeds)).tolist()
-    count = server.z.x.new_tensor(counts)
+    count = calls.answers.to(server.z.x.dtype)
+    there = torch.arange(calls.place.shape[1], device=study.device) < calls.answers[:, None]
 
     def mean(answers: Tensor) -> Tensor:
-        # Visits come lane by lane. Adding up each lane by itself makes its sum independent of the others.
-        total = torch.stack([mine.sum(0) for mine in answers.split(counts)])
-        mean: Tensor = total / count.clamp(min=1)[:, None]
+        # Chosen, not multiplied by zero: what is not finite in one lane must not reach another.
+        own = torch.where(there[:, :, None], answers[calls.place], 0)
+        mean: Tensor = own.sum(1) / count.clamp(min=1)[:, None]
         return mean
 
-    turn = Turn(count.new_tensor(lanes.completed), count / len(study.problem.federation))
+    turn = Turn(calls.t.to(count.dtype), count / len(study.problem.federation))
     return study.per_lane(
         lambda algorithm, s, turn, mean: algorithm.phases()[number].merge(s, turn, **mean),
         server,
         turn,
         tree_map(mean, up),
     )
+
+
+def kept_by(memory: Pair | None, calls: Calls) -> Pair | None:
+    """What the clients that are asked have kept."""
+    if memory is None:
+        return None
+    return Pair(memory.x[calls.lane, calls.client], memory.y[calls.lane, calls.client])
 
 
 def remember(memory: Pair, lane: Tensor, client: Tensor, values: Pair) -> None:
@@ -242,14 +352,11 @@ def which(flags: list[bool]) -> list[int]:
     return [number for number, on in enumerate(flags) if on]
 
 
-def choose(lanes: list[bool], new: Any, old: Any) -> Any:
+def choose(lanes: Tensor, new: Any, old: Any) -> Any:
     """The new state in these lanes, the old one in the others."""
-    if all(lanes):
-        return new
-    on = torch.tensor(lanes)
 
     def pick(new: Tensor, old: Tensor) -> Tensor:
-        return torch.where(on.reshape(-1, *[1] * (new.dim() - 1)), new, old)
+        return torch.where(lanes.reshape(-1, *[1] * (new.dim() - 1)), new, old)
 
     return tree_map(pick, new, old)
 

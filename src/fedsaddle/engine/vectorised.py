@@ -15,42 +15,47 @@ from fedsaddle.engine.visits import Extent, Task, Visits, answer, batch_rows
 
 
 class Vectorised:
-    """One computation for many visits. `memory` bounds, in bytes, what it holds at a time."""
+    """One computation for many visits. `memory` bounds, in bytes, what it holds at a time.
 
-    def __init__(self, memory: int = 4 << 30) -> None:
+    Without one it may hold 4 GiB, or half of a GPU.
+    """
+
+    def __init__(self, memory: int | None = None) -> None:
         self.memory = memory
         self._needs: dict[tuple[int, int], int] = {}  # bytes of one visit, by phase and rows
 
-    def __call__(self, task: Task, visits: Visits) -> dict[str, Any]:
-        count = len(visits["size"])
-        at_once = max(1, self.memory // self._need(task, visits))
-        answers = [self._ask(task, _slice(visits, at, at + at_once)) for at in range(0, count, at_once)]
+    def __call__(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
+        count, keys = len(visits["key"]), visits["key"]
+        at_once = max(1, self._limit(keys.device) // self._need(task, extent, visits))
+        answers = [
+            self._ask(task, extent, _slice(visits, at, at + at_once)) for at in range(0, count, at_once)
+        ]
         stacked: dict[str, Any] = tree_map(lambda *chunks: torch.cat(chunks), *answers)
         return stacked
 
-    def _ask(self, task: Task, visits: Visits) -> dict[str, Any]:
-        steps = visits["steps"]
-        longest = int(steps.max())
-        extent = Extent(longest, int(visits["size"].max()), ragged=bool((steps < longest).any()))
+    def _limit(self, device: torch.device) -> int:
+        if self.memory is None:
+            on_gpu = device.type == "cuda"
+            self.memory = torch.cuda.get_device_properties(device).total_memory // 2 if on_gpu else 4 << 30
+        return self.memory
 
+    def _ask(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
         def one(rows: Tensor, visit: Visits) -> dict[str, Any]:
             return answer(task, extent, rows, visit)
 
         result: dict[str, Any] = torch.func.vmap(one)(batch_rows(task, extent, visits), visits)
         return result
 
-    def _need(self, task: Task, visits: Visits) -> int:
-        """The memory of one visit, measured once for each phase by asking the largest client alone."""
-        largest = int(visits["size"].argmax())
-        kind = (task.phase, int(visits["size"][largest]))
+    def _need(self, task: Task, extent: Extent, visits: Visits) -> int:
+        """The memory of one visit, measured once for each phase by asking one client alone."""
+        kind = (task.phase, extent.rows)
         if kind not in self._needs:
-            visit = _slice(visits, largest, largest + 1)
             # A second step needs no more memory than the first, so a short walk tells.
-            visit["steps"] = visit["steps"].clamp(max=2)
-            self._needs[kind] = max(1, peak_bytes(lambda: self._ask(task, visit)))
+            short = extent._replace(steps=min(2, extent.steps))
+            self._needs[kind] = max(1, peak_bytes(lambda: self._ask(task, short, _slice(visits, 0, 1))))
         # The drawn rows do grow with the walk: a few whole numbers for each.
         per_step = task.batch * task.algorithm.phases()[task.phase].batches
-        return self._needs[kind] + 48 * int(visits["steps"].max()) * per_step
+        return self._needs[kind] + 48 * extent.steps * per_step
 
 
 def _slice(visits: Visits, start: int, stop: int) -> Visits:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from fedsaddle import draws
 from fedsaddle.core import Algorithm, Pair
-from fedsaddle.problem import Batch, Game, Minimax, Problem
+from fedsaddle.problem import Batch, Federation, Game, Minimax, Problem
 
 T = TypeVar("T")
 Field = Callable[[Pair, Batch], Pair]
@@ -26,6 +26,7 @@ class Task(NamedTuple):
     """What all visits of one phase share."""
 
     problem: Problem
+    federation: Federation  # the problem's, on the device where the work is done
     algorithm: Algorithm
     phase: int
     batch: int  # rows of a minibatch
@@ -64,7 +65,7 @@ class Oracle:
     kept: Pair | None = None
 
     def _gather(self, rows: Tensor, weight: Tensor, key: Tensor) -> Batch:
-        table = self.task.problem.federation.rows
+        table = self.task.federation.rows
         return Batch({name: table[name][self.offset + rows] for name in table}, self.own, weight, key)
 
     def _minibatch(self, step: int, number: int) -> Batch:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 import torch
@@ -87,6 +87,10 @@ class AUC:
             sizes=torch.tensor([len(part) for part in self.parts]),
         )
 
+    @cache  # noqa: B019  a problem lives as long as its program
+    def _test_rows(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        return self.data.test_inputs.to(device), (self.data.test_labels == self.positive).to(device)
+
     @cached_property
     def p(self) -> float:
         """The part of positives, which a server can add up from two numbers of each client."""
@@ -141,9 +145,10 @@ class AUC:
         # Here, because importing it takes longer than many a run.
         from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
-        train, positive = self.federation.rows["input"], self.federation.rows["positive"]
-        test_positive = self.data.test_labels == self.positive
-        s, test = self.all_scores(z.x, train), self.all_scores(z.x, self.data.test_inputs)
+        rows = self.federation.to(z.x.device).rows
+        train, positive = rows["input"], rows["positive"]
+        test_inputs, test_positive = self._test_rows(z.x.device)
+        s, test = self.all_scores(z.x, train), self.all_scores(z.x, test_inputs)
         alpha = self.best_alpha(s, positive)
 
         def part(x: Tensor, rows: Tensor, positive: Tensor) -> Tensor:

@@ -56,6 +56,7 @@ class Exact(Protocol):
 
 def judge(problem: Exact, z: Pair) -> dict[str, float]:
     """stationarity = |grad Phi(x)|^2, Phi(x), and how far y is from the best answer, Phi(x) - f(x, y)."""
+    z = z.to("cpu")  # where a problem's own values are
     phi = problem.phi(z.x)
     return {
         "stationarity": float(problem.grad_phi(z.x).square().sum()),
@@ -554,6 +555,7 @@ class Bilinear:
         return Pair(torch.linalg.solve(self.A.mT, -c), torch.linalg.solve(self.A, -b))
 
     def evaluate(self, z: Pair) -> dict[str, float]:
+        z = z.to("cpu")
         field, best = self._field(z), self.solution
         return {
             "stationarity": float(field.x.square().sum() + field.y.square().sum()),
