@@ -350,7 +350,8 @@ def test_a_path_without_a_file_is_refused(tmp_path, monkeypatch, path):
         ({"test": "test.csv"}, "cannot read"),
         ({"sha256": "0" * 64}, "has changed"),
         ({"dataset": "digits"}, "digits has no column"),
-        ({"dataset": "digits", "test": "test.csv"}, "test rows of its own"),
+        ({"dataset": "digits", "test": "test.csv"}, "test goes with"),
+        ({"dataset": "digits", "sha256": "0"}, "sha256 goes with"),
         ({"dataset": "mine.parquet"}, "or give the path of a .csv or .npz file"),
     ],
     ids=str,
@@ -433,6 +434,13 @@ def test_a_table_that_is_set_is_seen_from_here(tmp_path, monkeypatch):
     path = table(here, name="other.csv")
     plan = spec.load(experiment(tmp_path), settings=["problem.dataset=other.csv"])
     assert plan.resolved["problem"]["dataset"] == path
+
+
+@pytest.mark.parametrize("value", ["1.5", "true", "[1]", "{}"])
+def test_a_positive_that_is_no_label(tmp_path, value):
+    table(tmp_path)
+    with pytest.raises(BadInput, match=r"problem\.positive: should be one of the labels, got"):
+        spec.load(experiment(tmp_path), settings=[f"problem.positive={value}"])
 
 
 def test_the_resolved_experiment_means_the_same_files(tmp_path):

@@ -33,7 +33,7 @@ Array = NDArray[Any]
 MISSING = ("", "na", "n/a", "nan", "null", "?")  # what stands for nothing, in small letters
 MOST_WORDS = 100  # different words of a column of features: each becomes a feature
 LARGEST = 1e100  # whose square is still a float
-BLOCK = 10_000  # lines of a CSV file that are held as text at a time
+BLOCK = 1_000  # lines of a CSV file that are held as text at a time
 WHOLE = re.compile(r"(-?(?:0|[1-9]\d{0,17}))(?:\.0*)?")  # 7 and 7.0, but not 007, which may be a name
 
 
@@ -225,7 +225,7 @@ def _header(path: str, header: list[str], label: str) -> list[str]:
     """The names of the columns."""
     names = [name.strip() for name in header]
     if not any(names):
-        raise BadInput(f"{path} is empty; its first line must name its columns")
+        raise BadInput(f"{path}: the first line is empty; it must name the columns")
     for sign, called in ((";", "semicolons"), ("\t", "tabs")):
         if len(names) == 1 and sign in header[0]:
             raise BadInput(f"{path} is separated by {called}; save it with commas")
@@ -318,7 +318,7 @@ def _npz(path: str, data: bytes, label: str, client: str, like: Rows | None) -> 
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             files = [entry for entry in archive.infolist() if entry.filename.removesuffix(".npy") in wanted]
-        check_memory(path, sum(entry.file_size for entry in files))  # a byte may become a float of eight
+        check_memory(path, sum(entry.file_size for entry in files) // 4)  # as bytes, and as an array
         with numpy.load(io.BytesIO(data), allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in wanted if name in arrays.files}
     except BadInput:
@@ -363,6 +363,7 @@ def _features(at: str, features: Array) -> Array:
         features = features[:, None]
     if images and features.dtype == numpy.uint8:
         return features
+    check_memory(at, 2 * features.size)
     features = features.astype(numpy.float64)
     bad = ~(abs(features) < LARGEST).reshape(len(features), -1).all(axis=1)
     if bad.any():

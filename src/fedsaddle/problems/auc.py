@@ -65,8 +65,9 @@ class AUC:
         check_seed("seed", self.seed)
         if not 0 < self.test_share < 1:
             raise BadInput(f"test_share must be between 0 and 1, got {self.test_share}")
-        if self.test and not tables.is_table(self.dataset):
-            raise BadInput(f"test goes with a .csv or .npz file; {self.dataset} has test rows of its own")
+        if (self.test or self.sha256) and not tables.is_table(self.dataset):
+            key = "test" if self.test else "sha256"
+            raise BadInput(f"{key} goes with a .csv or .npz file; {self.dataset} has its own")
         for rows, labels in (("training", self.data.labels), ("test", self.data.test_labels)):
             if not 0 < (labels == self.target).float().mean() < 1:
                 name = self.data.classes[self.target]
