@@ -212,6 +212,14 @@ def good():
         ({"features": None}, "'features' is missing"),
         ({"test_features": numpy.zeros((3, 2))}, "'test_label' is missing"),
         ({"test_features": numpy.zeros((3, 3)), "test_label": numpy.arange(3)}, r"rows of \(2,\)"),
+        (
+            {
+                "features": numpy.zeros((10, 4, 4), numpy.uint8),
+                "test_features": numpy.zeros((3, 4, 4)),
+                "test_label": numpy.arange(3),
+            },
+            "in uint8 as those to learn from",
+        ),
         ({"client": numpy.zeros((10, 2), int)}, "each of the 10 rows"),
     ],
     ids=str,
@@ -285,7 +293,10 @@ BAD = {
     "header only": ("a,label\n", "no rows"),
     "one class": ("a,label\n1,1\n2,1\n3,1\n", "other classes"),
     "one positive": ("a,label\n1,1\n2,0\n3,0\n", "the test rows must hold '1'"),
-    "no such class": ("a,label\n1,2\n2,0\n3,0\n", "positive must be one of the classes 0, 2, got 1"),
+    "no such class": (
+        "a,label\n1,2\n2,0\n3,0\n",
+        "positive must be one of the classes, got '1'; known: 0, 2",
+    ),
     "duplicate columns": ("a,a,label\n1,2,0\n", "2 columns are called 'a'"),
     "nameless column": (",a,label\n0,1,0\n", "column 1 has no name"),
     "no label": ("a,lable\n1,0\n", "did you mean 'lable'"),
@@ -306,6 +317,7 @@ BAD = {
     "quote in the middle": ('a,label\n"1"2,0\n', "line 2"),
     "words without end": ("a,label\n" + "".join(f"w{n},{n % 2}\n" for n in range(200)), "100 different"),
     "a huge field": ("a,label\n1,0\n" + "9" * 200_000 + ",1\n", "line 3"),
+    "a measurement for a label": ("a,label\n" + "".join(f"1,{n}\n" for n in range(1500)), "names a class"),
     "fewer rows than clients": ("a,label\n1,0\n1,1\n1,0\n1,1\n", "clients must be at most"),
 }
 
@@ -343,7 +355,8 @@ def test_a_path_without_a_file_is_refused(tmp_path, monkeypatch, path):
     [
         ({"client": "chop"}, "no column 'chop'"),
         ({"client": "outcome"}, "two columns"),
-        ({"positive": None}, "classes fine, fraud"),
+        ({"positive": None}, "positive is missing, .* known: fine, fraud"),
+        ({"positive": "Fraud"}, "got 'Fraud'; known: fine, fraud"),
         ({"network": "lenet5"}, "try mlp or logistic"),
         ({"test_share": 0.0}, "test_share"),
         ({"test": "test.npz"}, r"must be a \.csv file"),

@@ -31,6 +31,7 @@ from fedsaddle.errors import BadInput, check_memory, unknown
 Array = NDArray[Any]
 
 MISSING = ("", "na", "n/a", "nan", "null", "?")  # what stands for nothing, in small letters
+MOST_CLASSES = 1000  # beyond these a label is a measurement
 MOST_WORDS = 100  # different words of a column of features: each becomes a feature
 LARGEST = 1e100  # whose square is still a float
 BLOCK = 1_000  # lines of a CSV file that are held as text at a time
@@ -88,6 +89,8 @@ def load(
         held, _ = READERS[kind](test, data, label, client, train)
         digests.append(digest)
 
+    if len(train.labels.words) > MOST_CLASSES:
+        raise BadInput(f"{path}: '{label}' has more than {MOST_CLASSES} values; a label names a class")
     owners = None if train.owners is None else _numbered(train.owners)[1][0]
     if held is not None:
         classes, (labels, test_labels) = _numbered(train.labels, held.labels)
@@ -320,7 +323,7 @@ def _npz(path: str, data: bytes, label: str, client: str, like: Rows | None) -> 
             files = [entry for entry in archive.infolist() if entry.filename.removesuffix(".npy") in wanted]
         check_memory(path, sum(entry.file_size for entry in files) // 4)  # as bytes, and as an array
         with numpy.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in wanted if name in arrays.files}
+            read = {name: arrays[name] for name in wanted if name in arrays.files}
     except BadInput:
         raise
     except Exception as error:  # a damaged or hostile file may fail anywhere in zipfile and numpy
@@ -328,24 +331,29 @@ def _npz(path: str, data: bytes, label: str, client: str, like: Rows | None) -> 
             f"{path} cannot be read ({error}); save it with numpy.savez, without objects"
         ) from None
 
-    def half(prefix: str, shape: tuple[int, ...] | None) -> Rows:
+    found = {name: array for name, array in read.items() if isinstance(array, numpy.ndarray)}
+
+    def half(prefix: str, other: Array | None) -> Rows:
         for name in (f"{prefix}features", f"{prefix}{label}"):
-            if not isinstance(found.get(name), numpy.ndarray):
+            if name not in found:
                 raise BadInput(
                     f"{path}: the array '{name[:80]}' is missing; a row needs features and a label"
                 )
         features = _features(f"{path}, {prefix}features", found[f"{prefix}features"])
-        if shape not in (None, features.shape[1:]):
-            raise BadInput(f"{path}, {prefix}features: expected rows of {shape}, got {features.shape[1:]}")
+        if other is not None and (features.shape[1:], features.dtype) != (other.shape[1:], other.dtype):
+            raise BadInput(
+                f"{path}, {prefix}features: expected rows of {other.shape[1:]} in {other.dtype} as those to "
+                f"learn from, got {features.shape[1:]} in {features.dtype}"
+            )
         labels = _names(f"{path}, {prefix}{label}", found[f"{prefix}{label}"], len(features))
         owners = None
         if not prefix and client in found:
             owners = _names(f"{path}, {client}", found[client], len(features))
         return Rows(features, labels, owners, numpy.zeros((len(features), 0), dtype=bool), {})
 
-    train = half("", None if like is None else like.inputs.shape[1:])
-    held = any(name.startswith("test_") for name in found if name not in (label, client))
-    return train, half("test_", train.inputs.shape[1:]) if held else None
+    train = half("", None if like is None else like.inputs)
+    held = "test_features" in found or f"test_{label}" in found
+    return train, half("test_", train.inputs) if held else None
 
 
 def _features(at: str, features: Array) -> Array:

@@ -42,7 +42,7 @@ class AUC:
     network: str = "mlp"  # lenet5, cifar-cnn, logistic or mlp
     scoring: Literal["sigmoid", "release"] = "sigmoid"
     positive: int | str | None = None  # the class to be found; 0 in the datasets with a name
-    seed: int = 0  # of the partition
+    seed: int = 0  # of the partition, and of which rows are tested
     # Of a file:
     label: str = "label"  # the column of the classes
     client: str = "client"  # the column that says who holds a row
@@ -113,9 +113,13 @@ class AUC:
     def target(self) -> int:
         """The number of the class to be found."""
         classes = self.data.classes
-        wanted = "0" if self.positive is None and not tables.is_table(self.dataset) else str(self.positive)
+        if self.positive is None and tables.is_table(self.dataset):
+            raise BadInput(f"positive is missing, the class to be found; known: {', '.join(classes)}")
+        wanted = "0" if self.positive is None else str(self.positive)
         if wanted not in classes:
-            raise BadInput(f"positive must be one of the classes {', '.join(classes)}, got {wanted}")
+            raise BadInput(
+                f"positive must be one of the classes, got '{wanted}'; known: {', '.join(classes)}"
+            )
         return classes.index(wanted)
 
     @cached_property
