@@ -1,6 +1,7 @@
 """What the documents promise about the project itself."""
 
 import ast
+import dataclasses
 import importlib.util
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import fedsaddle as fs
 from fedsaddle.algorithms import ALGORITHMS, Entry
 from fedsaddle.engine.rounds import begin, play
+from fedsaddle.problems import AUC
 from fedsaddle.spec import Experiment, load
 from zoo import quadratic
 
@@ -85,6 +87,28 @@ def test_the_documented_experiment_can_be_run(tmp_path):
     assert plan.studies["slower"].quorum.invite == 16
     named = set(tomllib.loads(text))
     assert named == set(Experiment.model_fields)  # every key there is, is explained
+
+
+def test_the_documented_table_becomes_a_report(tmp_path):
+    """As docs/data.md says: two files, one command."""
+    document = (ROOT / "docs/data.md").read_text()
+    (tmp_path / "payments.csv").write_text(blocks("docs/data.md", "csv")[0])
+    (tmp_path / "payments.toml").write_text(blocks("docs/data.md", "toml")[0])
+    (command,) = re.findall("^    fedsaddle (run .*)$", document, flags=re.M)
+    words = [sys.executable, "-m", "fedsaddle", *command.split()]
+    done = subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert "test_auc at the end" in done.stdout
+    assert (tmp_path / "runs/payments/curves.png").exists()
+    for field in dataclasses.fields(AUC):
+        if field.name in ("label", "client", "positive", "test", "test_share", "sha256", "test_sha256"):
+            assert f"`{field.name}`" in document
+
+
+def test_the_documented_arrays_can_be_learnt_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(blocks("docs/data.md")[0], {})
+    problem = AUC(dataset="mine.npz", positive=1, partition="column")
+    assert len(problem.federation) == 20
 
 
 @pytest.fixture

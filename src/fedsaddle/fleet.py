@@ -261,6 +261,11 @@ class Trace:
         object.__setattr__(self, "laps", laps)
         object.__setattr__(self, "period", period)
 
+    @property
+    def pinned(self) -> dict[str, str]:
+        """What an experiment has to say to mean this very file again."""
+        return {"path": str(Path(self.path).resolve()), "sha256": self.sha256}
+
     def check(self, clients: int) -> None:
         strangers = [client for client in self.laps if client >= clients]
         if strangers:

@@ -20,10 +20,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.core import Scalar
+from fedsaddle.data.tables import is_table
 from fedsaddle.engine.loop import Loop
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.errors import BadInput, check_count, shown, unknown
-from fedsaddle.fleet import FLEETS, Fleet, Quorum, Trace
+from fedsaddle.fleet import FLEETS, Fleet, Quorum
 from fedsaddle.problem import Problem
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.runs import Plan
@@ -88,9 +89,12 @@ def _read(experiment: str) -> dict[str, Any]:
         raise BadInput(f"{path}: nested too deep to be an experiment") from None
     if not isinstance(tables, dict):
         raise BadInput(f"{path}: expected an experiment, got {type(tables).__name__}")
-    fleet = tables.get("fleet")
-    if isinstance(fleet, dict) and isinstance(fleet.get("path"), str):
-        fleet["path"] = str(path.parent / fleet["path"])  # a trace lies beside its experiment
+    for place, key in (("fleet", "path"), ("problem", "dataset"), ("problem", "test")):
+        table = tables.get(place)
+        if not isinstance(table, dict) or not isinstance(table.get(key), str):
+            continue
+        if place == "fleet" or is_table(table[key]):  # else it is the name of a dataset
+            table[key] = str(path.parent / table[key])  # a file is seen from the experiment that names it
     return tables
 
 
@@ -140,6 +144,7 @@ WOULD_DO = {
     "seeds": "such as '0-4', or a list of whole numbers",
     "sampling": "'uniform', 'size' or a list of weights",
     "rate": "a number, or a list with one for each client",
+    "positive": "one of the labels",
 }
 
 
@@ -292,6 +297,6 @@ def load(
     resolved = checked.model_dump()
     resolved |= {"seeds": seed_list, "device": place}
     resolved["algorithms"] = {label: checked.algorithms[label] for label in wanted}
-    if isinstance(fleet, Trace):
-        resolved["fleet"] |= {"path": str(Path(fleet.path).resolve()), "sha256": fleet.sha256}
+    for place, part in (("problem", problem), ("fleet", fleet)):
+        resolved[place] |= getattr(part, "pinned", {})  # the files it reads, by their places and hashes
     return Plan(resolved, studies, checked.rounds, checked.evaluate_every)

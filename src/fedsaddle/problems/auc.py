@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -19,29 +20,36 @@ from torch import Tensor
 
 from fedsaddle import networks
 from fedsaddle.core import Pair
-from fedsaddle.data import partition
+from fedsaddle.data import partition, tables
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
 from fedsaddle.errors import BadInput, check_count, check_seed, unknown
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Federation
 
 NETWORKS = ("lenet5", "cifar-cnn", "logistic", "mlp")
-PARTITIONS = ("label", "iid", "dirichlet")
-CHUNK = 2000  # rows that are evaluated at a time
+PARTITIONS = ("label", "iid", "dirichlet", "column")
+CHUNK = {"cpu": 2_000, "cuda": 30_000}  # rows that are evaluated at a time
 
 
 @dataclass(frozen=True)
 class AUC:
     """One class of a dataset against all others, over clients that hold their own rows."""
 
-    dataset: str = "digits"
-    clients: int = 50
-    partition: str = "label"  # label, iid or dirichlet
+    dataset: str = "digits"  # a name, or the path of a .csv or .npz file
+    clients: int = 50  # of column, as many as its values
+    partition: str = "label"  # label, iid, dirichlet or column
     alpha: float = 0.5  # of dirichlet
     network: str = "mlp"  # lenet5, cifar-cnn, logistic or mlp
     scoring: Literal["sigmoid", "release"] = "sigmoid"
-    positive: int = 0  # the class to be found
-    seed: int = 0  # of the partition
+    positive: int | str | None = None  # the class to be found; 0 in the datasets with a name
+    seed: int = 0  # of the partition, and of which rows are tested
+    # Of a file:
+    label: str = "label"  # the column of the classes
+    client: str = "client"  # the column that says who holds a row
+    test: str = ""  # a second file with the test rows
+    test_share: float = 0.2  # of the rows, if there is no second file
+    sha256: str = ""  # if given, a file that has changed is refused
+    test_sha256: str = ""
 
     def __post_init__(self) -> None:
         for what, given, known in (
@@ -50,29 +58,76 @@ class AUC:
             ("network", self.network, NETWORKS),
             ("scoring", self.scoring, ("sigmoid", "release")),
         ):
-            if given not in known:
-                raise unknown(what, given, known)
+            if given not in known and not (what == "dataset" and tables.is_table(given)):
+                hint = "; or give the path of a .csv or .npz file" if what == "dataset" else ""
+                raise BadInput(f"{unknown(what, given, known)}{hint}")
         check_count("clients", self.clients)
         check_seed("seed", self.seed)
-        share = (self.data.labels == self.positive).float().mean()
-        if not 0 < share < 1:
-            raise BadInput(f"positive must be one of several classes of {self.dataset}, got {self.positive}")
-        channels, height, width = self.data.inputs.shape[1:]
-        fits = {"lenet5": (1, 28, 28), "cifar-cnn": (3, 32, 32)}.get(self.network)
-        if fits not in (None, (channels, height, width)):
+        if not 0 < self.test_share < 1:
+            raise BadInput(f"test_share must be between 0 and 1, got {self.test_share}")
+        if (self.test or self.sha256) and not tables.is_table(self.dataset):
+            key = "test" if self.test else "sha256"
+            raise BadInput(f"{key} goes with a .csv or .npz file; {self.dataset} has its own")
+        for rows, labels in (("training", self.data.labels), ("test", self.data.test_labels)):
+            if not 0 < (labels == self.target).float().mean() < 1:
+                name = self.data.classes[self.target]
+                raise BadInput(f"{self.dataset}: the {rows} rows must hold '{name}' and other classes too")
+        if self.partition == "column" and self.data.owners is None:
             raise BadInput(
-                f"{self.network} takes images of {fits}, {self.dataset} has {(channels, height, width)}; "
-                "try mlp or logistic"
+                f"{self.dataset} has no column '{self.client}' to say who holds a row; name the one that "
+                "does by client, or choose another partition"
+            )
+        shape = tuple(self.data.inputs.shape[1:])
+        fits = {"lenet5": (1, 28, 28), "cifar-cnn": (3, 32, 32)}.get(self.network)
+        if fits not in (None, shape):
+            raise BadInput(
+                f"{self.network} takes images of {fits}, {self.dataset} has {shape}; try mlp or logistic"
             )
         self.parts  # noqa: B018  a partition that cannot be made is refused here
 
     @cached_property
     def data(self) -> Dataset:
-        return DATASETS[self.dataset]()
+        if not tables.is_table(self.dataset):
+            return DATASETS[self.dataset]()
+        return tables.load(
+            self.dataset,
+            self.test,
+            label=self.label,
+            client=self.client,
+            test_share=self.test_share,
+            seed=self.seed,
+            sha256=self.sha256,
+            test_sha256=self.test_sha256,
+        )
+
+    @property
+    def pinned(self) -> dict[str, str]:
+        """What an experiment has to say to mean these very files again."""
+        found: dict[str, str] = {}
+        keys = (("dataset", "sha256"), ("test", "test_sha256"))
+        for (file, digest), sha256 in zip(keys, self.data.sha256, strict=False):
+            found |= {file: str(Path(getattr(self, file)).resolve()), digest: sha256}
+        return found
+
+    @cached_property
+    def target(self) -> int:
+        """The number of the class to be found."""
+        classes = self.data.classes
+        if self.positive is None and tables.is_table(self.dataset):
+            raise BadInput(f"positive is missing, the class to be found; known: {', '.join(classes)}")
+        wanted = "0" if self.positive is None else str(self.positive)
+        if wanted not in classes:
+            raise BadInput(
+                f"positive must be one of the classes, got '{wanted}'; known: {', '.join(classes)}"
+            )
+        return classes.index(wanted)
 
     @cached_property
     def parts(self) -> list[Tensor]:
         labels = self.data.labels
+        if self.partition == "column":
+            assert self.data.owners is not None  # it has been checked
+            return partition.by_column(self.data.owners)
         if self.partition == "label":
             return partition.by_label(labels, self.clients)
         if self.partition == "iid":
@@ -83,13 +138,13 @@ class AUC:
     def federation(self) -> Federation:
         order = torch.cat(self.parts)
         return Federation(
-            rows={"input": self.data.inputs[order], "positive": self.data.labels[order] == self.positive},
+            rows={"input": self.data.inputs[order], "positive": self.data.labels[order] == self.target},
             sizes=torch.tensor([len(part) for part in self.parts]),
         )
 
     @cache  # noqa: B019  a problem lives as long as its program
     def _test_rows(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        return self.data.test_inputs.to(device), (self.data.test_labels == self.positive).to(device)
+        return self.data.test_inputs.to(device), (self.data.test_labels == self.target).to(device)
 
     @cached_property
     def p(self) -> float:
@@ -138,7 +193,7 @@ class AUC:
         return s[~positive].mean() - s[positive].mean()
 
     def all_scores(self, x: Tensor, inputs: Tensor) -> Tensor:
-        return torch.cat([self.scores(x, rows) for rows in inputs.split(CHUNK)])
+        return torch.cat([self.scores(x, rows) for rows in inputs.split(CHUNK[x.device.type])])
 
     def evaluate(self, z: Pair) -> dict[str, float]:
         """AUC on both halves, average precision, the loss, and |grad Phi| over all training rows."""
@@ -154,8 +209,8 @@ class AUC:
         def part(x: Tensor, rows: Tensor, positive: Tensor) -> Tensor:
             return self.objective(self.scores(x, rows), positive, x[-2], x[-1], alpha).sum()
 
-        slope = torch.zeros_like(z.x)
-        for rows, some in zip(train.split(CHUNK), positive.split(CHUNK), strict=True):
+        slope, chunk = torch.zeros_like(z.x), CHUNK[z.x.device.type]
+        for rows, some in zip(train.split(chunk), positive.split(chunk), strict=True):
             slope += torch.func.grad(part)(z.x, rows, some) / len(train)
         return {
             "test_auc": float(binary_auroc(test, test_positive.int())),
