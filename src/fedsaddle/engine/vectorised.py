@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedsaddle.engine.visits import Extent, Task, Visits, answer, batch_rows
+from fedsaddle.core import Pair
+from fedsaddle.engine.visits import Extent, Task, Visits, answer, batch_rows, holds
 
 
 class Vectorised:
@@ -25,7 +26,7 @@ class Vectorised:
         self._needs: dict[tuple[int, int], int] = {}  # bytes of one visit, by phase and rows
 
     def __call__(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
-        count, keys = len(visits["key"]), visits["key"]
+        count, keys, extent = len(visits["key"]), visits["key"], extent._replace(ahead=True)
         at_once = max(1, self._limit(keys.device) // self._need(task, extent, visits))
         answers = [
             self._ask(task, extent, _slice(visits, at, at + at_once)) for at in range(0, count, at_once)
@@ -53,9 +54,12 @@ class Vectorised:
             # A second step needs no more memory than the first, so a short walk tells.
             short = extent._replace(steps=min(2, extent.steps))
             self._needs[kind] = max(1, peak_bytes(lambda: self._ask(task, short, _slice(visits, 0, 1))))
-        # The drawn rows do grow with the walk: a few whole numbers for each.
-        per_step = task.batch * task.algorithm.phases()[task.phase].batches
-        return self._needs[kind] + 48 * extent.steps * per_step
+        # What does grow with the walk: its rows, their numbers, and gradients that are known beforehand.
+        z: Pair = next(iter(visits["down"].values()))
+        minibatches = extent.steps * task.algorithm.phases()[task.phase].batches
+        row = sum(table[0].nbytes for table in task.federation.rows.values())
+        known = z.x[0].nbytes + z.y[0].nbytes if holds(minibatches, z) else 0
+        return self._needs[kind] + minibatches * (task.batch * (48 + row) + known)
 
 
 def _slice(visits: Visits, start: int, stop: int) -> Visits:

@@ -38,6 +38,7 @@ class Extent(NamedTuple):
     steps: int  # of the longest walk
     rows: int  # of the largest client
     ragged: bool  # whether some walks are shorter
+    ahead: bool = False  # whether gradients at the start of a walk are computed ahead, all at once
 
 
 def field_of(problem: Problem) -> Field:
@@ -49,7 +50,36 @@ def field_of(problem: Problem) -> Field:
     raise TypeError(f"{type(problem).__name__} has neither `loss` nor `field`")
 
 
-@dataclass(frozen=True)
+@dataclass
+class Walk:
+    """The minibatches of a walk, and the gradients that are known before its first step.
+
+    A corrected step asks for the gradient at the walk's start, on each minibatch: that does not depend on
+    the walk, so all are computed at once. No algorithm has to know.
+    """
+
+    start: object
+    every: Batch  # (minibatch, row, ...)
+    each: list[Batch]
+    grads: Pair | None = None  # at the start, (minibatch, value)
+
+    def grad(self, field: Field, z: Pair, xi: Batch) -> Pair | None:
+        """The gradient, if it is one of those."""
+        place = next((number for number, own in enumerate(self.each) if own is xi), None)
+        if z is not self.start or place is None or not holds(len(self.each), z):
+            return None
+        if self.grads is None:
+            shared = Batch(0, None, None, 0)  # type: ignore[arg-type]  # all but the rows and the keys
+            self.grads = torch.func.vmap(field, in_dims=(None, shared))(z, self.every)
+        return Pair(self.grads.x[place], self.grads.y[place])
+
+
+def holds(minibatches: int, z: Pair) -> bool:
+    """Whether a visit may hold a gradient for each minibatch: it may hold 16 MB of them, or 32 in float64."""
+    return minibatches * (z.x.shape[-1] + z.y.shape[-1]) <= 1 << 22
+
+
+@dataclass
 class Oracle:
     """The `Client` an algorithm talks to."""
 
@@ -63,19 +93,16 @@ class Oracle:
     steps: Tensor
     own: dict[str, Tensor]
     kept: Pair | None = None
+    _walk: Walk | None = None
 
     def _gather(self, rows: Tensor, weight: Tensor, key: Tensor) -> Batch:
         table = self.task.federation.rows
         return Batch({name: table[name][self.offset + rows] for name in table}, self.own, weight, key)
 
-    def _minibatch(self, step: int, number: int) -> Batch:
-        rows = self.batch_rows[step, number]
-        weight = torch.full((len(rows),), 1 / len(rows), dtype=torch.float64, device=rows.device)
-        draw = step * self.batch_rows.shape[1] + number
-        return self._gather(rows, weight, draws.fold(draws.fold(self.key, 1), draw))
-
     def grad(self, z: Pair, xi: Batch) -> Pair:
-        return field_of(self.task.problem)(z, xi)
+        field = field_of(self.task.problem)
+        known = self._walk.grad(field, z, xi) if self._walk else None
+        return field(z, xi) if known is None else known
 
     def full_grad(self, z: Pair) -> Pair:
         row = torch.arange(self.extent.rows, device=self.size.device)
@@ -84,13 +111,25 @@ class Oracle:
         return self.grad(z, self._gather(padded, weight, draws.fold(self.key, 2)))
 
     def walk(self, move: Callable[..., T], start: T) -> T:
-        z = start
-        for step in range(self.extent.steps):
-            moved = move(z, *(self._minibatch(step, number) for number in range(self.batch_rows.shape[1])))
+        steps, per_step, size = self.batch_rows.shape
+        device, count = self.key.device, steps * per_step
+        every = self._gather(
+            self.batch_rows.reshape(count, size),
+            torch.full((size,), 1 / size, dtype=torch.float64, device=device),
+            draws.fold(draws.fold(self.key, 1), torch.arange(count, device=device)),
+        )
+        each = [
+            every._replace(rows={name: rows[n] for name, rows in every.rows.items()}, key=every.key[n])
+            for n in range(count)
+        ]
+        z, self._walk = start, Walk(start, every, each) if self.extent.ahead else None
+        for step in range(steps):
+            moved = move(z, *each[step * per_step : (step + 1) * per_step])
             if self.extent.ragged:
                 going = step < self.steps
                 moved = tree_map(lambda new, old: torch.where(going, new, old), moved, z)  # noqa: B023
             z = moved
+        self._walk = None
         return z
 
 

@@ -28,7 +28,10 @@ from fedsaddle.problem import Batch, Federation
 
 NETWORKS = ("lenet5", "cifar-cnn", "logistic", "mlp")
 PARTITIONS = ("label", "iid", "dirichlet", "column")
-CHUNK = {"cpu": 2_000, "cuda": 30_000}  # rows that are evaluated at a time
+CHUNK = {
+    "cpu": 500,
+    "cuda": 30_000,
+}  # rows evaluated at a time: what a cache holds, or a GPU needs
 
 
 @dataclass(frozen=True)
