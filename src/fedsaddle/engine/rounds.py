@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -46,6 +46,13 @@ class Event(NamedTuple):
     detail: str
 
 
+class Meeting(NamedTuple):
+    """One phase's cohort, lane by lane."""
+
+    answering: list[list[int]]  # the clients whose answers are used
+    settled: list[Settled]
+
+
 class Calls(NamedTuple):
     """Whom one phase asks. Visit v is client[v], asked by lane[v]."""
 
@@ -74,6 +81,7 @@ class Study:
     ask: Ask
     device: torch.device = CPU
     graphs: Graphs | None = None  # if given, phases are recorded and replayed
+    next_meetings: dict[tuple[int, tuple[float, ...]], list[Meeting]] = field(default_factory=dict)
 
     @cached_property
     def federation(self) -> Federation:
@@ -144,13 +152,13 @@ def play(study: Study, lanes: Lanes, round: int) -> tuple[Lanes, list[Event]]:
     The clients' memory is changed in place: it is the one part too large to copy every round.
     """
     clock, posted = list(lanes.clock), [Counter(counts) for counts in lanes.posted]
-    playing, events, cohorts = list(lanes.alive), [], []
+    playing, events = list(lanes.alive), []
 
     # Who answers does not depend on what is computed, so all phases are settled before any is asked.
-    for number, phase in enumerate(study.algorithm.phases()):
-        invited, settled = gather(study, round, number, clock)
+    meetings = meet(study, round, clock)
+    for number, (phase, meeting) in enumerate(zip(study.algorithm.phases(), meetings, strict=True)):
         for lane in which(playing):
-            end = settled[lane]
+            end = meeting.settled[lane]
             clock[lane] += end.seconds
             posted[lane][Posted("down", number)] += study.quorum.invite
             posted[lane][Posted("up", number)] += len(end.accepted)
@@ -159,16 +167,12 @@ def play(study: Study, lanes: Lanes, round: int) -> tuple[Lanes, list[Event]]:
                 playing[lane] = False
                 detail = f"{phase.name}: {end.answered} answers, the minimum is {study.quorum.minimum}"
                 events.append(Event(lane, round, "abandoned", detail))
-        # Sorted by client, so that the order of arrival does not move a bit of the mean.
-        cohorts.append(
-            [sorted(own[place] for place in end.accepted) for own, end in zip(invited, settled, strict=True)]
-        )
 
     server, finite = lanes.server, [True] * len(playing)
     before: list[tuple[Calls, Pair]] = []  # what the asked clients had kept, phase by phase
     if any(playing):
-        for number, cohort in enumerate(cohorts):
-            asked = [clients if on else [] for clients, on in zip(cohort, playing, strict=True)]
+        for number, meeting in enumerate(meetings):
+            asked = [clients if on else [] for clients, on in zip(meeting.answering, playing, strict=True)]
             calls, extent = calls_of(study, lanes.completed, round, number, asked)
             kept = kept_by(lanes.memory, calls)
             after = exchange(study, number, extent, server, calls, kept)
@@ -176,7 +180,9 @@ def play(study: Study, lanes: Lanes, round: int) -> tuple[Lanes, list[Event]]:
             if lanes.memory is not None and kept is not None and "keep" in after:
                 before.append((calls, kept))
                 remember(lanes.memory, calls.lane, calls.client, after["keep"])
-        finite = after["finite"].tolist()  # the one moment of a round that waits for a GPU
+        if study.graphs is not None:
+            meet(study, round + 1, clock)  # while the GPU is busy
+        finite = after["finite"].tolist()  # the one moment of a round that waits for it
     done = [on and ok for on, ok in zip(playing, finite, strict=True)]
     if done != playing:
         events += [
@@ -216,6 +222,25 @@ def gather(
     invited = invite(seeds, round, cohort, clients, study.quorum.invite, study.weights)
     delays = study.fleet.delays(seeds, round, number, invited, clock)
     return invited.tolist(), [study.quorum.settle(lane) for lane in delays.tolist()]
+
+
+def meet(study: Study, round: int, clock: list[float]) -> list[Meeting]:
+    """All phases' gatherings of a round. The last one that was asked for is kept."""
+    when = (round, tuple(clock))
+    if when not in study.next_meetings:
+        study.next_meetings.clear()
+        meetings, now = [], list(clock)
+        for number in range(len(study.algorithm.phases())):
+            invited, settled = gather(study, round, number, now)
+            # Sorted by client, so that the order of arrival does not move a bit of the mean.
+            answering = [
+                sorted(own[place] for place in end.accepted)
+                for own, end in zip(invited, settled, strict=True)
+            ]
+            meetings.append(Meeting(answering, settled))
+            now = [then + end.seconds for then, end in zip(now, settled, strict=True)]
+        study.next_meetings[when] = meetings
+    return study.next_meetings[when]
 
 
 def calls_of(
