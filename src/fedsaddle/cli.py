@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from statistics import fmean
 from types import FrameType
 from typing import Annotated
 
@@ -37,7 +36,7 @@ from fedsaddle.engine.course import Stop
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import FLEETS
 from fedsaddle.problems import PROBLEMS
-from fedsaddle.report import draw, findings, mean_and_spread, metric_of
+from fedsaddle.report import findings, read_runs, spread, write_report
 from fedsaddle.runs import Interrupted, Plan, RunFolder, Watch, execute
 from fedsaddle.spec import load, shipped
 
@@ -199,40 +198,65 @@ def run(
     if not (path / "rounds.csv").stat().st_size:
         print("no seed was finite even at the start", file=sys.stderr)
         raise typer.Exit(ALL_DIVERGED)
-    _show(path, quiet)
-    if any(not finding.final for finding in findings(path)):
+    if not _report(path, quiet):
         raise typer.Exit(ALL_DIVERGED)
 
 
 def _execute(run_folder: RunFolder, quiet: bool, checkpoint_seconds: float) -> None:
+    # Here, because no other command needs it.
+    from fedsaddle.tensorboard import TensorBoard
+
     plan, asked = run_folder.plan, _until_asked()
     torch.set_num_threads(plan.resolved["threads"])
-    watch: Watch
+
+    def go(watch: Watch) -> None:
+        execute(run_folder, TensorBoard(run_folder.path, plan, watch), asked, checkpoint_seconds)
+
     if quiet or not out.is_terminal:
-        watch = Silent() if quiet else Lines(plan)
-        execute(run_folder, watch, asked, checkpoint_seconds)
+        go(Silent() if quiet else Lines(plan))
     else:
         with _bars() as progress:
-            execute(run_folder, Bars(plan, progress), asked, checkpoint_seconds)
+            go(Bars(plan, progress))
 
 
-def _show(path: Path, quiet: bool) -> None:
-    picture = draw(path)
-    if quiet:
-        return
-    metric = metric_of(path)
-    table = Table(title=f"{metric} at the end, mean ± standard deviation over the seeds", box=box.SIMPLE)
-    for column in ("algorithm", metric, "seeds", "floats up", "seconds", "abandoned"):
-        table.add_column(column, justify="left" if column == "algorithm" else "right", no_wrap=True)
-    for one in findings(path):
-        seeds = f"{len(one.final)} of {len(one.final) + one.diverged}"
-        value, floats, seconds = "diverged", "", ""
-        if one.final:
-            value = mean_and_spread(one.final)
-            floats, seconds = f"{fmean(one.floats_up):.4g}", f"{fmean(one.seconds):.4g}"
-        table.add_row(one.algorithm, value, seeds, floats, seconds, str(one.abandoned))
-    out.print(table)
-    print(f"rounds   {path / 'rounds.csv'}\ncurves   {picture}")
+def _report(path: Path, quiet: bool) -> bool:
+    """Write a run's report and show its table. Whether every algorithm has a seed that came to its end."""
+    runs = read_runs([path])
+    page = write_report(runs)
+    metric = runs[0].metrics[0]
+    found = findings(runs[0].series, metric)
+    if not quiet:
+        table = Table(title=f"{metric} at the end, mean ± standard deviation over the seeds", box=box.SIMPLE)
+        for column in ("algorithm", metric, "seeds", "floats up", "seconds", "abandoned"):
+            table.add_column(column, justify="left" if column == "algorithm" else "right", no_wrap=True)
+        for one in found:
+            final, floats, seconds = (
+                spread(list(values.values())) for values in (one.final, one.floats_up, one.seconds)
+            )
+            means = [f"{value.mean:.4g}" if value else "" for value in (floats, seconds)]
+            seeds = f"{len(one.final)} of {one.seeds}"
+            table.add_row(one.label, str(final or "diverged"), seeds, *means, str(one.abandoned))
+        out.print(table)
+        print(f"rounds   {path / 'rounds.csv'}\nreport   {page}")
+    return all(one.final for one in found)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, finished or not.", metavar="RUN...")],
+    place: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="A folder or FILE.html; without it, the run's folder, or ./report for several."
+        ),
+    ] = None,
+) -> None:
+    """Make a page that opens anywhere, with figures as PNG and tables as CSV beside it."""
+    found = read_runs(runs)
+    for run in found:
+        if run.unfinished:
+            print(f"note: {run.folder} is unfinished: {run.unfinished}", file=sys.stderr)
+    print(f"report   {write_report(found, place)}")
 
 
 @app.command("list")

@@ -1,0 +1,54 @@
+"""The curves as a picture: against floats sent up, rounds and, where a clock ran, simulated time."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from fedsaddle.report.reading import Series
+from fedsaddle.report.statistics import curve, ended, over_decades
+
+matplotlib.use("Agg")  # no screen is needed to write a file
+
+from matplotlib import pyplot as plt
+
+AXES = {"floats_up": "floats sent up", "round": "rounds", "time_simulated": "simulated seconds"}
+
+
+def draw(series: Sequence[Series], metric: str, path: Path) -> None:
+    """A line for each algorithm's mean, a band from the lowest seed to the highest, a cross at a divergence."""
+    curves = {one.label: curve(one, metric) for one in series}
+    places = [place for some in curves.values() for place in some]
+    axes = {column: name for column, name in AXES.items() if any(getattr(place, column) for place in places)}
+    axes = axes or {"round": AXES["round"]}
+    figure, panels = plt.subplots(
+        1, len(axes), figsize=(5.5 * len(axes), 4.2), sharey=True, squeeze=False, layout="constrained"
+    )
+    for panel, (column, name) in zip(panels[0], axes.items(), strict=True):
+        for one in series:
+            some = curves[one.label]
+            xs = [getattr(place, column) for place in some]
+            line: Any = panel.plot(xs, [place.values.mean for place in some], label=_plain(one.label))[0]
+            band = [place.low for place in some], [place.high for place in some]
+            panel.fill_between(xs, *band, color=line.get_color(), alpha=0.15, linewidth=0)
+            ends = [end for lane in one.lanes if (end := ended(lane))]
+            crosses = [getattr(end, column) for end in ends], [end.metrics[metric] for end in ends]
+            panel.plot(*crosses, "x", color=line.get_color())
+        panel.set_xlabel(name)
+        panel.grid(alpha=0.3)
+        if over_decades([value for place in places for value in (place.low, place.high)]):
+            panel.set_yscale("log")
+    panels[0][0].set_ylabel(_plain(metric))
+    panels[0][-1].legend(fontsize="small")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a folder's name may have letters that the font has not
+        figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _plain(text: str) -> str:
+    return text.replace("$", r"\$")  # between two of them Matplotlib would read mathematics
