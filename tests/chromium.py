@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -23,11 +22,22 @@ class Chromium:
         self.driver = subprocess.Popen(
             [DRIVER, "--port=0", f"--log-path={log}"], stdout=subprocess.PIPE, text=True
         )
-        port = next(found[1] for line in self.driver.stdout if (found := re.search(r"successfully on port (\d+)", line)))
+        port = next(
+            found[1]
+            for line in self.driver.stdout
+            if (found := re.search(r"successfully on port (\d+)", line))
+        )
         self.at = f"http://127.0.0.1:{port}/session"
         flags = ["headless=new", "no-sandbox", "no-first-run", f"user-data-dir={profile / 'profile'}"]
-        options = {"binary": BROWSER, "args": [f"--{flag}" for flag in (*flags, *(f"disable-{x}" for x in QUIET))]}
-        wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        options = {
+            "binary": BROWSER,
+            "args": [f"--{flag}" for flag in (*flags, *(f"disable-{x}" for x in QUIET))],
+        }
+        wanted = {
+            "browserName": "chrome",
+            "goog:chromeOptions": options,
+            "goog:loggingPrefs": {"browser": "ALL"},
+        }
         self.at += "/" + self.post("", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
 
     def post(self, path, body):
@@ -82,10 +92,7 @@ class Chromium:
         path.write_bytes(base64.b64decode(data))
 
     def close(self) -> None:
-        try:
-            OPEN(urllib.request.Request(self.at, method="DELETE"), timeout=60).close()
-        except urllib.error.URLError:
-            pass
+        OPEN(urllib.request.Request(self.at, method="DELETE"), timeout=60).close()
         self.driver.terminate()
         self.driver.wait(timeout=30)
         self.driver.stdout.close()

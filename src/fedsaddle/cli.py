@@ -27,7 +27,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedsaddle import __version__
 from fedsaddle.algorithms import ALGORITHMS
@@ -68,9 +68,20 @@ def _describe(stop: Stop, lanes: int) -> str:
     name = next(iter(stop.rows[0].metrics))
     mean = sum(row.metrics[name] for row in stop.rows) / len(stop.rows)
     up = sum(row.floats_up for row in stop.rows) / len(stop.rows)
-    alive = sum(stop.lanes.alive)
-    lost = "" if alive == lanes else f" {alive} of {lanes} lanes alive"
-    return f"{name} {mean:.4g} up {up:.2g}{lost}"
+    return f"{name} {mean:.3g} up {_amount(up)} {sum(stop.lanes.alive)}/{lanes} alive"
+
+
+def _amount(floats: float) -> str:
+    """1.25M"""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if floats >= 0.9995 * size:
+            return f"{floats / size:.3g}{letter}"
+    return f"{floats:.3g}"
+
+
+def _speed(rounds: int, since: float) -> str:
+    speed = rounds / max(1e-9, time.monotonic() - since)
+    return f"{speed:.{0 if speed >= 100 else 1}f}"
 
 
 def _diverged(plan: Plan, algorithm: str, stop: Stop) -> list[str]:
@@ -99,8 +110,8 @@ class Lines:
         last = stop.round == self.plan.rounds
         if stop.rows and (last or stop.round == 0 or stop.round - self.told >= self.plan.rounds / 10):
             self.told = stop.round
-            speed = (stop.round - self.start) / max(1e-9, time.monotonic() - self.began)
-            pace = f"  {speed:.1f} rounds/s" if stop.round > self.start else ""
+            rounds = stop.round - self.start
+            pace = f"  {_speed(rounds, self.began)} rounds/s" if rounds else ""
             lanes = len(self.plan.studies[algorithm].seeds)
             print(
                 f"{algorithm} round {stop.round}/{self.plan.rounds}  {_describe(stop, lanes)}{pace}",
@@ -109,15 +120,16 @@ class Lines:
 
 
 class Bars:
-    """For a person: one line for each algorithm, with the time that is left."""
+    """For a person: one line for each algorithm, with its speed and the time that is left."""
 
     def __init__(self, plan: Plan, progress: Progress) -> None:
         self.plan, self.progress = plan, progress
         self.tasks: dict[str, TaskID] = {}
 
     def begin(self, algorithm: str, start: int) -> None:
-        task = self.progress.add_task(algorithm, total=self.plan.rounds, completed=start, metric="")
+        task = self.progress.add_task(algorithm, total=self.plan.rounds, completed=start, speed="", metric="")
         self.tasks[algorithm] = task
+        self.began, self.start = time.monotonic(), start
 
     def stop(self, algorithm: str, stop: Stop) -> None:
         study, task = self.plan.studies[algorithm], self.tasks[algorithm]
@@ -125,15 +137,20 @@ class Bars:
             self.progress.print(line)
         if stop.rows:
             self.progress.update(task, metric=_describe(stop, len(study.seeds)))
-        self.progress.update(task, completed=stop.round)
+        rounds = stop.round - self.start
+        self.progress.update(
+            task, completed=stop.round, speed=f"{_speed(rounds, self.began)}/s" if rounds else ""
+        )
 
 
 def _bars() -> Progress:
+    bar = [BarColumn(bar_width=10)] if out.width >= 100 else []  # on 80 columns the words need them all
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=10),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
+        *bar,
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[speed]}", justify="right"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[metric]}"),
         console=out,
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 
 from fedsaddle.report.reading import Series
-from fedsaddle.report.statistics import curve, ended, over_decades
+from fedsaddle.report.statistics import curve, ended, frame
 
 matplotlib.use("Agg")  # no screen is needed to write a file
 
@@ -20,11 +21,15 @@ AXES = {"floats_up": "floats sent up", "round": "rounds", "time_simulated": "sim
 
 
 def draw(series: Sequence[Series], metric: str, path: Path) -> None:
-    """A line for each algorithm's mean, a band from the lowest seed to the highest, a cross at a divergence."""
+    """A line for each mean, a band from the lowest seed to the highest, a cross where a seed diverged."""
     curves = {one.label: curve(one, metric) for one in series}
     places = [place for some in curves.values() for place in some]
-    axes = {column: name for column, name in AXES.items() if any(getattr(place, column) for place in places)}
-    axes = axes or {"round": AXES["round"]}
+    shown = frame(curves.values())
+    axes = {
+        column: name
+        for column, name in AXES.items()
+        if column == "round" or any(getattr(place, column) for place in places)
+    }
     figure, panels = plt.subplots(
         1, len(axes), figsize=(5.5 * len(axes), 4.2), sharey=True, squeeze=False, layout="constrained"
     )
@@ -32,15 +37,18 @@ def draw(series: Sequence[Series], metric: str, path: Path) -> None:
         for one in series:
             some = curves[one.label]
             xs = [getattr(place, column) for place in some]
-            line: Any = panel.plot(xs, [place.values.mean for place in some], label=_plain(one.label))[0]
-            band = [place.low for place in some], [place.high for place in some]
-            panel.fill_between(xs, *band, color=line.get_color(), alpha=0.15, linewidth=0)
-            ends = [end for lane in one.lanes if (end := ended(lane))]
-            crosses = [getattr(end, column) for end in ends], [end.metrics[metric] for end in ends]
-            panel.plot(*crosses, "x", color=line.get_color())
+            mean, low, high = (
+                [min(value(place), shown.high) for place in some]
+                for value in map(attrgetter, ("values.mean", "low", "high"))
+            )
+            line: Any = panel.plot(xs, mean, label=_plain(one.label))[0]
+            panel.fill_between(xs, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+            for end in filter(None, map(ended, one.lanes)):
+                height = min(end.metrics[metric], shown.high)
+                panel.plot(getattr(end, column), height, "x", color=line.get_color())
         panel.set_xlabel(name)
         panel.grid(alpha=0.3)
-        if over_decades([value for place in places for value in (place.low, place.high)]):
+        if shown.over_decades:
             panel.set_yscale("log")
     panels[0][0].set_ylabel(_plain(metric))
     panels[0][-1].legend(fontsize="small")

@@ -17,12 +17,14 @@ from fedsaddle.report.reading import Lane, Run, Series
 from fedsaddle.report.statistics import (
     COLLAPSED,
     Finding,
+    Place,
     Spread,
     better_high,
     budget,
     can_collapse,
     curve,
     findings,
+    frame,
     spread,
 )
 
@@ -54,12 +56,18 @@ def _data(runs: Sequence[Run]) -> dict[str, Any]:
                 "name": metric,
                 "high": better_high(metric),
                 "collapse": COLLAPSED if can_collapse(metric) else None,
+                **_frame([curve(one, metric) for one in series]),
                 "rows": [_row(finding) for finding in findings(series, metric)],
             }
             for metric in metrics
         ],
         "budget": budget(series),
     }
+
+
+def _frame(curves: list[list[Place]]) -> dict[str, Any]:
+    shown = frame(curves)
+    return {"top": shown.high, "logarithmic": shown.over_decades, "positive": shown.low > 0}
 
 
 def _run(run: Run) -> dict[str, Any]:

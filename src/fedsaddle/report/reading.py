@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from fedsaddle.errors import BadInput
 from fedsaddle.runs import KEYS, read_environment, refuse
 
-
 HUGE = 1e150  # a seed beyond this is about to diverge; its squares and sums would already be infinite
 
 
@@ -129,8 +128,8 @@ def read_run(folder: Path) -> Run:
             series.append(Series(label, lanes, *counts))
     strangers = {*points, *diverged} - {(one.label, lane.seed) for one in series for lane in one.lanes}
     if strangers:
-        label, seed = min(strangers)
-        raise _damaged(str(folder), f"its experiment has no {label} with seed {seed}")
+        stranger = "{} with seed {}".format(*min(strangers))
+        raise _damaged(str(folder), f"its experiment has no {stranger}")
     return Run(folder, experiment, metrics, series, read_environment(folder))
 
 

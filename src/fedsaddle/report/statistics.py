@@ -77,9 +77,24 @@ def curve(series: Series, metric: str) -> list[Place]:
     return places
 
 
-def over_decades(values: Collection[float]) -> bool:
-    """Whether a logarithmic axis shows more: all above 0, and over two decades."""
-    return min(values) > 0 and max(values) > 100 * min(values)
+class Frame(NamedTuple):
+    """What an axis shows of a metric."""
+
+    low: float
+    high: float
+
+    @property
+    def over_decades(self) -> bool:
+        """Whether a logarithmic axis shows more: all above 0, and over two decades."""
+        return self.low > 0 and self.high > 100 * self.low
+
+
+def frame(curves: Collection[Sequence[Place]]) -> Frame:
+    """All values, up to three times the highest start: what explodes would press all else to the ground."""
+    places = [place for one in curves for place in one]
+    low, high = min(place.low for place in places), max(place.high for place in places)
+    start = max(one[0].high for one in curves if one)
+    return Frame(low, min(high, 3 * start) if start > 0 else high)
 
 
 def area(points: Sequence[Point], metric: str, budget: float) -> float:
