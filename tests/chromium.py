@@ -73,10 +73,6 @@ class Chromium:
     def press(self, selector: str, key: str) -> None:
         self.post(f"/element/{self.element(selector)[ELEMENT]}/value", {"text": key})
 
-    def choose(self, selector: str, text: str) -> None:
-        """Pick an option of a menu, as a person's hand would."""
-        self.press(selector, text)
-
     def look(self, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
         """The size of the screen, and light or dark."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}

@@ -81,7 +81,7 @@ def _amount(floats: float) -> str:
 
 def _speed(rounds: int, since: float) -> str:
     speed = rounds / max(1e-9, time.monotonic() - since)
-    return f"{speed:.{0 if speed >= 100 else 1}f}"
+    return f"{speed:.{0 if speed >= 10 else 1}f}"
 
 
 def _diverged(plan: Plan, algorithm: str, stop: Stop) -> list[str]:
