@@ -51,7 +51,8 @@ def draw(series: Sequence[Series], metric: str, path: Path) -> None:
         if shown.over_decades:
             panel.set_yscale("log")
     panels[0][0].set_ylabel(_plain(metric))
-    panels[0][-1].legend(fontsize="small")
+    lines, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside right upper", fontsize="small")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a folder's name may have letters that the font has not
         figure.savefig(path, dpi=120)
