@@ -389,7 +389,6 @@ def resumed(tmp_path, monkeypatch):
     folder = tmp_path / "resumed"
     with monkeypatch.context() as patched:
         patched.setattr("fedsaddle.cli._until_asked", lambda: true_after(18))
-        # A checkpoint in the beginning only and one in the end, so that the resumed run repeats something.
         assert fedsaddle(*ARGUMENTS, f"--out={folder}", monkeypatch=patched) == 130
     assert not (folder / "report.html").exists()
     assert fedsaddle(*ARGUMENTS, f"--out={folder}", "--resume", monkeypatch=monkeypatch) == 0
@@ -635,6 +634,15 @@ def test_a_hostile_run_stays_text(browser, tmp_path):
     assert browser.ask("document.getElementById('title').textContent").strip() == HOSTILE.strip()
     assert browser.ask("document.images.length") == 0
     assert browser.ask("document.title") != "mine"
+    assert browser.console() == []
+
+
+def test_the_page_of_an_unfinished_run_says_so(browser, tmp_path):
+    browser.look()
+    browser.open(write_report(read_runs([write_run(tmp_path / "run", ROWS[:2], more=["later"])])))
+    told = browser.ask("document.getElementById('unfinished').innerText")  # empty when it is hidden
+    assert told.startswith("Unfinished: good 1 of 2 rounds, later not begun.")
+    assert "1 of 2" in browser.ask("document.getElementById('table').textContent")
     assert browser.console() == []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedsaddle.errors import BadInput
 from fedsaddle.report.figures import draw
 from fedsaddle.report.page import GENERATOR, page
-from fedsaddle.report.reading import Run, Series, read_runs
+from fedsaddle.report.reading import Run, Series, all_metrics, read_runs
 from fedsaddle.report.statistics import Finding, curve, findings, spread
 from fedsaddle.runs import write_atomically
 
@@ -30,7 +30,7 @@ def write_report(runs: Sequence[Run], out: Path | None = None) -> Path:
     except OSError as error:
         raise BadInput(f"cannot write to {html.parent}: {error.strerror}; choose another --out") from None
     series = [one for run in runs for one in run.series]
-    metrics = list(dict.fromkeys(metric for run in runs for metric in run.metrics))
+    metrics = all_metrics(runs)
     # The page first: where it lies, the other files are known to be a report's.
     write_atomically(html, page(runs).encode())
     draw(series, metrics[0], html.parent / "curves.png")

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedsaddle import __version__
-from fedsaddle.report.reading import Lane, Run, Series
+from fedsaddle.report.reading import Lane, Run, Series, all_metrics
 from fedsaddle.report.statistics import (
     COLLAPSED,
     Finding,
@@ -45,7 +45,7 @@ def page(runs: Sequence[Run]) -> str:
 
 def _data(runs: Sequence[Run]) -> dict[str, Any]:
     series = [one for run in runs for one in run.series]
-    metrics = list(dict.fromkeys(metric for run in runs for metric in run.metrics))
+    metrics = all_metrics(runs)
     return {
         "version": __version__,
         "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",

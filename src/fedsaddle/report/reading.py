@@ -91,8 +91,6 @@ def read_run(folder: Path) -> Run:
     experiment = _experiment(folder)
     header, rows = _table(folder / "rounds.csv")
     metrics = header[len(KEYS["rounds.csv"]) :]
-    if not metrics:
-        raise BadInput(f"{folder} has no evaluation yet; wait for its first, or resume it")
     points: dict[tuple[str, int], list[Point]] = {}
     for place, row in rows:
         lane = points.setdefault((row[0], _count(row[1], place)), [])
@@ -101,7 +99,7 @@ def read_run(folder: Path) -> Run:
         if lane and (round <= lane[-1].round or up < lane[-1].floats_up or time < lane[-1].time_simulated):
             raise _damaged(place, "rounds, floats and time only go up")
         lane.append(Point(round, up, time, dict(zip(metrics, values, strict=True))))
-    if not points:
+    if not (metrics and points):
         raise BadInput(f"{folder} has no evaluation yet; wait for its first, or resume it")
     late = _late(folder / "traffic.csv")
     abandoned: dict[str, int] = {}
@@ -161,6 +159,11 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
         replace(run, series=[told_apart(run, name, one) for one in run.series])
         for run, name in zip(runs, names, strict=True)
     ]
+
+
+def all_metrics(runs: Sequence[Run]) -> list[str]:
+    """The metrics of all runs, what they are judged by first."""
+    return list(dict.fromkeys(metric for run in runs for metric in run.metrics))
 
 
 # --- files -----------------------------------------------------------------------------------------------
