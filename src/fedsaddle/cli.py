@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from statistics import fmean
 from types import FrameType
 from typing import Annotated
 
@@ -28,7 +27,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedsaddle import __version__
 from fedsaddle.algorithms import ALGORITHMS
@@ -37,7 +36,7 @@ from fedsaddle.engine.course import Stop
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import FLEETS
 from fedsaddle.problems import PROBLEMS
-from fedsaddle.report import draw, findings, mean_and_spread, metric_of
+from fedsaddle.report import findings, read_runs, spread, write_report
 from fedsaddle.runs import Interrupted, Plan, RunFolder, Watch, execute
 from fedsaddle.spec import load, shipped
 
@@ -69,9 +68,20 @@ def _describe(stop: Stop, lanes: int) -> str:
     name = next(iter(stop.rows[0].metrics))
     mean = sum(row.metrics[name] for row in stop.rows) / len(stop.rows)
     up = sum(row.floats_up for row in stop.rows) / len(stop.rows)
-    alive = sum(stop.lanes.alive)
-    lost = "" if alive == lanes else f" {alive} of {lanes} lanes alive"
-    return f"{name} {mean:.4g} up {up:.2g}{lost}"
+    return f"{name} {mean:.3g} up {_amount(up)} {sum(stop.lanes.alive)}/{lanes} alive"
+
+
+def _amount(floats: float) -> str:
+    """1.25M"""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if floats >= 0.9995 * size:
+            return f"{floats / size:.3g}{letter}"
+    return f"{floats:.3g}"
+
+
+def _speed(rounds: int, since: float) -> str:
+    speed = rounds / max(1e-9, time.monotonic() - since)
+    return f"{speed:.{0 if speed >= 10 else 1}f}"
 
 
 def _diverged(plan: Plan, algorithm: str, stop: Stop) -> list[str]:
@@ -100,8 +110,8 @@ class Lines:
         last = stop.round == self.plan.rounds
         if stop.rows and (last or stop.round == 0 or stop.round - self.told >= self.plan.rounds / 10):
             self.told = stop.round
-            speed = (stop.round - self.start) / max(1e-9, time.monotonic() - self.began)
-            pace = f"  {speed:.1f} rounds/s" if stop.round > self.start else ""
+            rounds = stop.round - self.start
+            pace = f"  {_speed(rounds, self.began)} rounds/s" if rounds else ""
             lanes = len(self.plan.studies[algorithm].seeds)
             print(
                 f"{algorithm} round {stop.round}/{self.plan.rounds}  {_describe(stop, lanes)}{pace}",
@@ -110,15 +120,16 @@ class Lines:
 
 
 class Bars:
-    """For a person: one line for each algorithm, with the time that is left."""
+    """For a person: one line for each algorithm, with its speed and the time that is left."""
 
     def __init__(self, plan: Plan, progress: Progress) -> None:
         self.plan, self.progress = plan, progress
         self.tasks: dict[str, TaskID] = {}
 
     def begin(self, algorithm: str, start: int) -> None:
-        task = self.progress.add_task(algorithm, total=self.plan.rounds, completed=start, metric="")
+        task = self.progress.add_task(algorithm, total=self.plan.rounds, completed=start, speed="", metric="")
         self.tasks[algorithm] = task
+        self.began, self.start = time.monotonic(), start
 
     def stop(self, algorithm: str, stop: Stop) -> None:
         study, task = self.plan.studies[algorithm], self.tasks[algorithm]
@@ -126,15 +137,20 @@ class Bars:
             self.progress.print(line)
         if stop.rows:
             self.progress.update(task, metric=_describe(stop, len(study.seeds)))
-        self.progress.update(task, completed=stop.round)
+        rounds = stop.round - self.start
+        self.progress.update(
+            task, completed=stop.round, speed=f"{_speed(rounds, self.began)}/s" if rounds else ""
+        )
 
 
 def _bars() -> Progress:
+    bar = [BarColumn(bar_width=10)] if out.width >= 100 else []  # on 80 columns the words need them all
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=10),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
+        *bar,
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[speed]}", justify="right"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[metric]}"),
         console=out,
     )
@@ -208,40 +224,66 @@ def run(
     if not (path / "rounds.csv").stat().st_size:
         print("no seed was finite even at the start", file=sys.stderr)
         raise typer.Exit(ALL_DIVERGED)
-    _show(path, quiet)
-    if any(not finding.final for finding in findings(path)):
+    if not _report(path, quiet):
         raise typer.Exit(ALL_DIVERGED)
 
 
 def _execute(run_folder: RunFolder, quiet: bool, checkpoint_seconds: float) -> None:
+    # Here, because no other command needs it.
+    from fedsaddle.tensorboard import TensorBoard
+
     plan, asked = run_folder.plan, _until_asked()
     torch.set_num_threads(plan.resolved["threads"])
-    watch: Watch
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = plan.resolved["tf32"]
+
+    def go(watch: Watch) -> None:
+        execute(run_folder, TensorBoard(run_folder.path, plan, watch), asked, checkpoint_seconds)
+
     if quiet or not out.is_terminal:
-        watch = Silent() if quiet else Lines(plan)
-        execute(run_folder, watch, asked, checkpoint_seconds)
+        go(Silent() if quiet else Lines(plan))
     else:
         with _bars() as progress:
-            execute(run_folder, Bars(plan, progress), asked, checkpoint_seconds)
+            go(Bars(plan, progress))
 
 
-def _show(path: Path, quiet: bool) -> None:
-    picture = draw(path)
-    if quiet:
-        return
-    metric = metric_of(path)
-    table = Table(title=f"{metric} at the end, mean ± standard deviation over the seeds", box=box.SIMPLE)
-    for column in ("algorithm", metric, "seeds", "floats up", "seconds", "abandoned"):
-        table.add_column(column, justify="left" if column == "algorithm" else "right", no_wrap=True)
-    for one in findings(path):
-        seeds = f"{len(one.final)} of {len(one.final) + one.diverged}"
-        value, floats, seconds = "diverged", "", ""
-        if one.final:
-            value = mean_and_spread(one.final)
-            floats, seconds = f"{fmean(one.floats_up):.4g}", f"{fmean(one.seconds):.4g}"
-        table.add_row(one.algorithm, value, seeds, floats, seconds, str(one.abandoned))
-    out.print(table)
-    print(f"rounds   {path / 'rounds.csv'}\ncurves   {picture}")
+def _report(path: Path, quiet: bool) -> bool:
+    """Write a run's report and show its table. Whether every algorithm has a seed that came to its end."""
+    runs = read_runs([path])
+    page = write_report(runs)
+    metric = runs[0].metrics[0]
+    found = findings(runs[0].series, metric)
+    if not quiet:
+        table = Table(title=f"{metric} at the end, mean ± standard deviation over the seeds", box=box.SIMPLE)
+        for column in ("algorithm", metric, "seeds", "floats up", "seconds", "abandoned"):
+            table.add_column(column, justify="left" if column == "algorithm" else "right", no_wrap=True)
+        for one in found:
+            final, floats, seconds = (
+                spread(list(values.values())) for values in (one.final, one.floats_up, one.seconds)
+            )
+            means = [f"{value.mean:.4g}" if value else "" for value in (floats, seconds)]
+            seeds = f"{len(one.final)} of {one.seeds}"
+            table.add_row(one.label, str(final or "diverged"), seeds, *means, str(one.abandoned))
+        out.print(table)
+        print(f"rounds   {path / 'rounds.csv'}\nreport   {page}")
+    return all(one.final for one in found)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, finished or not.", metavar="RUN...")],
+    place: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="A folder or FILE.html; without it, the run's folder, or ./report for several."
+        ),
+    ] = None,
+) -> None:
+    """Make a page that opens anywhere, with figures as PNG and tables as CSV beside it."""
+    found = read_runs(runs)
+    for run in found:
+        if run.unfinished:
+            print(f"note: {run.folder} is unfinished: {run.unfinished}", file=sys.stderr)
+    print(f"report   {write_report(found, place)}")
 
 
 @app.command("list")

@@ -4,6 +4,7 @@
     rounds.csv              one row an evaluation of a lane
     traffic.csv             floats sent so far at each evaluation, by direction, variable and kind
     events.csv              abandoned rounds, diverged lanes
+    environment.json        for each time it was started: when, with what, on what, and for how long
     final/ALGORITHM.safetensors   each seed's last finite point
     checkpoint.json, state-*.safetensors
 
@@ -25,6 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +38,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedsaddle.engine.course import Stop, course, traffic
 from fedsaddle.engine.rounds import Lanes, Posted, Study, begin, points
+from fedsaddle.environment import here
 from fedsaddle.errors import BadInput
 
 FORMAT = 1
@@ -235,7 +238,9 @@ class RunFolder:
         }
         for table in self.tables.values():
             table.open()
-        ours = re.compile(r"(state-\d+-\d+\.safetensors(\.part)?)|((checkpoint|experiment)\.json\.part)")
+        ours = re.compile(
+            r"(state-\d+-\d+\.safetensors(\.part)?)|((checkpoint|experiment|environment)\.json\.part)"
+        )
         for orphan in [path for path in self.path.iterdir() if ours.fullmatch(path.name)]:
             if orphan.name != (self._saved["state"] or {}).get("file"):
                 orphan.unlink()
@@ -368,6 +373,42 @@ class RunFolder:
         self._lock.release()
 
 
+class Diary:
+    """environment.json: a line of its own for every time a run is started, since each may be another machine.
+
+    No result depends on it, so it is no part of the checkpoint, and one that cannot be read is begun anew.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._before = folder / "environment.json", read_environment(folder)
+        self._began = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        self._seconds: dict[str, float] = {}
+        self._write()
+
+    def note(self, algorithm: str, seconds: float) -> None:
+        """Write down how long an algorithm has taken since this start, on the clock on the wall."""
+        self._seconds[algorithm] = round(seconds, 3)
+        self._write()
+
+    def _write(self) -> None:
+        entry = {"began": self._began, **here(), "seconds": self._seconds}
+        write_atomically(self._path, _json([*self._before, entry]))
+
+
+def refuse(constant: str) -> None:
+    """For JSON: NaN and Infinity are Python's, and nobody else can read them."""
+    raise ValueError(constant)
+
+
+def read_environment(folder: Path) -> list[dict[str, Any]]:
+    """Each time a run was started, as far as it was written down."""
+    try:
+        entries = json.loads((folder / "environment.json").read_bytes(), parse_constant=refuse)
+    except (OSError, ValueError, RecursionError):
+        return []
+    return [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
+
+
 def execute(
     folder: RunFolder,
     watch: Watch,
@@ -377,11 +418,14 @@ def execute(
     """Run what is left of a plan. Checkpoints are made after evaluations, at most so often."""
     plan, started, start = folder.plan, folder.started, folder.start
     saved_at = time.monotonic()
-    for algorithm, study in plan.studies.items():
-        if algorithm in folder.done:
-            continue
+    left = {name: study for name, study in plan.studies.items() if name not in folder.done}
+    if not left:
+        return
+    diary = Diary(folder.path)
+    for algorithm, study in left.items():
         if algorithm != started:
             start = None
+        began = time.monotonic()
         watch.begin(algorithm, start.round if start else 0)
         stop = start
         for stop in course(study, plan.rounds, plan.evaluate_every, start):
@@ -389,12 +433,14 @@ def execute(
             watch.stop(algorithm, stop)
             if should_stop():
                 folder.save(algorithm, stop)
+                diary.note(algorithm, time.monotonic() - began)
                 raise Interrupted
             if stop.rows and time.monotonic() - saved_at >= checkpoint_seconds:
                 folder.save(algorithm, stop)
                 saved_at = time.monotonic()
         assert stop is not None  # a course has at least its start
         folder.finish(algorithm, study, stop)
+        diary.note(algorithm, time.monotonic() - began)
 
 
 def _versions() -> dict[str, str]:

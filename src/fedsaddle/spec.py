@@ -51,6 +51,7 @@ class Experiment(BaseModel):
     device: str = "auto"  # cpu, cuda, or auto: a GPU if there is one
     memory_gb: float | None = None  # what a vectorised computation may hold: by itself 4, or half of a GPU
     threads: int = 1  # of PyTorch; part of the experiment because sums may round differently with more
+    tf32: bool = False  # on a GPU: multiply with 10 bits of mantissa, faster
     problem: dict[str, Any]
     fleet: dict[str, Any] = {"model": "paper"}
     quorum: dict[str, Any] = {}

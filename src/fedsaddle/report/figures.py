@@ -1,0 +1,63 @@
+"""The curves as a picture: against floats sent up, rounds and, where a clock ran, simulated time."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from fedsaddle.report.reading import Series
+from fedsaddle.report.statistics import curve, ended, frame
+
+matplotlib.use("Agg")  # no screen is needed to write a file
+
+from matplotlib import pyplot as plt
+
+AXES = {"floats_up": "floats sent up", "round": "rounds", "time_simulated": "simulated seconds"}
+
+
+def draw(series: Sequence[Series], metric: str, path: Path) -> None:
+    """A line for each mean, a band from the lowest seed to the highest, a cross where a seed diverged."""
+    curves = {one.label: curve(one, metric) for one in series}
+    places = [place for some in curves.values() for place in some]
+    shown = frame(curves.values())
+    axes = {
+        column: name
+        for column, name in AXES.items()
+        if column == "round" or any(getattr(place, column) for place in places)
+    }
+    figure, panels = plt.subplots(
+        1, len(axes), figsize=(5.5 * len(axes), 4.2), sharey=True, squeeze=False, layout="constrained"
+    )
+    for panel, (column, name) in zip(panels[0], axes.items(), strict=True):
+        for one in series:
+            some = curves[one.label]
+            xs = [getattr(place, column) for place in some]
+            mean, low, high = (
+                [min(value(place), shown.high) for place in some]
+                for value in map(attrgetter, ("values.mean", "low", "high"))
+            )
+            line: Any = panel.plot(xs, mean, label=_plain(one.label))[0]
+            panel.fill_between(xs, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+            for end in filter(None, map(ended, one.lanes)):
+                height = min(end.metrics[metric], shown.high)
+                panel.plot(getattr(end, column), height, "x", color=line.get_color())
+        panel.set_xlabel(name)
+        panel.grid(alpha=0.3)
+        if shown.over_decades:
+            panel.set_yscale("log")
+    panels[0][0].set_ylabel(_plain(metric))
+    lines, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside right upper", fontsize="small")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a folder's name may have letters that the font has not
+        figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _plain(text: str) -> str:
+    return text.replace("$", r"\$")  # between two of them Matplotlib would read mathematics

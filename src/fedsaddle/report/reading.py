@@ -1,0 +1,250 @@
+"""Run folders as a report reads them. Hands and disks damage files, so nothing in them is trusted."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedsaddle.errors import BadInput
+from fedsaddle.runs import KEYS, read_environment, refuse
+
+HUGE = 1e150  # a seed beyond this is about to diverge; its squares and sums would already be infinite
+
+
+class Point(NamedTuple):
+    """One seed at one evaluation."""
+
+    round: int
+    floats_up: int
+    time_simulated: float
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One seed's curve."""
+
+    seed: int
+    points: list[Point]
+    late: int  # floats of answers that came too late to be used, up to the last evaluation
+    diverged: str  # how it ended, if it did not get to the end
+
+
+@dataclass(frozen=True)
+class Series:
+    """One algorithm of one run."""
+
+    label: str
+    lanes: list[Lane]
+    seeds: int  # that were asked for
+    rounds: int  # that were asked for
+    abandoned: int  # rounds, over all seeds
+
+    @property
+    def alive(self) -> list[Lane]:
+        return [lane for lane in self.lanes if lane.points and not lane.diverged]
+
+    @property
+    def reached(self) -> int:
+        """The last round at which every seed that is alive was evaluated."""
+        return min((lane.points[-1].round for lane in self.alive), default=0)
+
+    @property
+    def finished(self) -> bool:
+        ended = all(
+            lane.diverged or (lane.points and lane.points[-1].round == self.rounds) for lane in self.lanes
+        )
+        return ended and len(self.lanes) == self.seeds
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder holds."""
+
+    folder: Path
+    experiment: dict[str, Any]
+    metrics: list[str]  # the first is what a run is judged by
+    series: list[Series]
+    environment: list[dict[str, Any]]  # one entry for each time it was started
+
+    @property
+    def unfinished(self) -> str:
+        """How far each algorithm is, if not all have come to their end."""
+        reached = {one.label: one.reached for one in self.series}
+        if len(reached) == len(self.experiment["algorithms"]) and all(one.finished for one in self.series):
+            return ""
+        rounds = self.experiment["rounds"]
+        return ", ".join(
+            f"{label} {reached[label]} of {rounds} rounds" if label in reached else f"{label} not begun"
+            for label in self.experiment["algorithms"]
+        )
+
+
+def read_run(folder: Path) -> Run:
+    """All that a report needs of one run folder, finished or not."""
+    experiment = _experiment(folder)
+    header, rows = _table(folder / "rounds.csv")
+    metrics = header[len(KEYS["rounds.csv"]) :]
+    points: dict[tuple[str, int], list[Point]] = {}
+    for place, row in rows:
+        lane = points.setdefault((row[0], _count(row[1], place)), [])
+        round, up, _ = (_count(cell, place) for cell in row[2:5])
+        time, *values = (_number(cell, place) for cell in row[5:])
+        if lane and (round <= lane[-1].round or up < lane[-1].floats_up or time < lane[-1].time_simulated):
+            raise _damaged(place, "rounds, floats and time only go up")
+        lane.append(Point(round, up, time, dict(zip(metrics, values, strict=True))))
+    if not (metrics and points):
+        raise BadInput(f"{folder} has no evaluation yet; wait for its first, or resume it")
+    late = _late(folder / "traffic.csv")
+    abandoned: dict[str, int] = {}
+    diverged: dict[tuple[str, int], str] = {}
+    for place, (algorithm, seed, when, event, detail) in _table(folder / "events.csv")[1]:
+        if event == "diverged":
+            diverged[algorithm, _count(seed, place)] = f"round {_count(when, place)}: {detail}"
+        else:
+            abandoned[algorithm] = abandoned.get(algorithm, 0) + 1
+    series = []
+    for label in experiment["algorithms"]:
+        seeds = [seed for seed in experiment["seeds"] if (label, seed) in points or (label, seed) in diverged]
+        lanes = [
+            Lane(
+                seed,
+                points.get((label, seed), []),
+                late.get((label, seed), 0),
+                diverged.get((label, seed), ""),
+            )
+            for seed in seeds
+        ]
+        if lanes:
+            counts = len(experiment["seeds"]), experiment["rounds"], abandoned.get(label, 0)
+            series.append(Series(label, lanes, *counts))
+    strangers = {*points, *diverged} - {(one.label, lane.seed) for one in series for lane in one.lanes}
+    if strangers:
+        stranger = "{} with seed {}".format(*min(strangers))
+        raise _damaged(str(folder), f"its experiment has no {stranger}")
+    return Run(folder, experiment, metrics, series, read_environment(folder))
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Runs to be shown side by side: judged by the same metric, every algorithm with a name of its own."""
+    real = [folder.resolve() for folder in folders]
+    for folder, place in zip(folders, real, strict=True):
+        if real.count(place) > 1:
+            raise BadInput(f"{folder} is given more than once")
+    runs = [read_run(folder) for folder in folders]
+    first = runs[0]
+    for run in runs[1:]:
+        if run.metrics[0] != first.metrics[0]:
+            raise BadInput(
+                f"{run.folder} is judged by {run.metrics[0]} and {first.folder} by {first.metrics[0]}; "
+                "make a report of each"
+            )
+    labels = [one.label for run in runs for one in run.series]
+    names = [place.name for place in real]
+
+    def told_apart(run: Run, name: str, series: Series) -> Series:
+        if labels.count(series.label) == 1:
+            return series
+        place = name if names.count(name) == 1 else str(run.folder)
+        # Names of files need not be text.
+        return replace(series, label=f"{series.label} ({place})".encode(errors="replace").decode())
+
+    return [
+        replace(run, series=[told_apart(run, name, one) for one in run.series])
+        for run, name in zip(runs, names, strict=True)
+    ]
+
+
+def all_metrics(runs: Sequence[Run]) -> list[str]:
+    """The metrics of all runs, what they are judged by first."""
+    return list(dict.fromkeys(metric for run in runs for metric in run.metrics))
+
+
+# --- files -----------------------------------------------------------------------------------------------
+
+
+def _damaged(place: str, why: str) -> BadInput:
+    return BadInput(f"{place} is damaged: {why}; restore the folder from a copy")
+
+
+def _experiment(folder: Path) -> dict[str, Any]:
+    path = folder / "experiment.json"
+    try:
+        experiment = json.loads(path.read_bytes(), parse_constant=refuse)
+    except OSError:
+        raise BadInput(f"{folder} is not a run folder: it has no experiment.json") from None
+    except (ValueError, RecursionError):
+        raise _damaged(str(path), "it is not JSON") from None
+    kinds = {"name": str, "rounds": int, "seeds": list, "algorithms": dict}
+    for key, kind in kinds.items():
+        if not isinstance(experiment, dict) or not isinstance(experiment.get(key), kind):
+            raise _damaged(str(path), f"it has no {key}")
+    if not all(isinstance(seed, int) for seed in experiment["seeds"]):
+        raise _damaged(str(path), "its seeds are not whole numbers")
+    return dict(experiment)
+
+
+def _table(path: Path) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
+    """The header of a table and its rows, each with where it stands."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise _damaged(str(path), f"cannot read it ({error.strerror})") from None
+    except ValueError:
+        raise _damaged(str(path), "it is not text") from None
+    # A row that is being written at this moment, or was when the machine lost its power, is not there yet.
+    lines = _lines(path, text[: text.rfind("\n") + 1])
+    place, header = next(lines, (str(path), []))
+    keys = KEYS[path.name]
+    if header and (tuple(header[: len(keys)]) != keys or len(set(header)) != len(header)):
+        raise _damaged(place, f"it should begin with {','.join(keys)}")
+    return header, _fitting(lines, len(header))
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[str, list[str]]]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        for row in reader:
+            yield f"{path} line {reader.line_num}", row
+    except csv.Error as error:
+        raise _damaged(f"{path} line {reader.line_num}", str(error)) from None
+
+
+def _fitting(lines: Iterator[tuple[str, list[str]]], cells: int) -> Iterator[tuple[str, list[str]]]:
+    for place, row in lines:
+        if len(row) != cells:
+            raise _damaged(place, f"it has {len(row)} cells, not {cells}")
+        yield place, row
+
+
+def _late(path: Path) -> dict[tuple[str, int], int]:
+    """Each seed's floats that came too late, at its last evaluation."""
+    late: dict[tuple[str, int], tuple[int, int]] = {}
+    for place, (algorithm, seed, when, direction, _, _, floats) in _table(path)[1]:
+        if direction == "late":
+            lane, round = (algorithm, _count(seed, place)), _count(when, place)
+            last, sum = late.get(lane, (-1, 0))
+            late[lane] = round, _count(floats, place) + (sum if last == round else 0)
+    return {lane: sum for lane, (_, sum) in late.items()}
+
+
+def _count(cell: str, place: str) -> int:
+    if not (cell.isascii() and cell.isdigit() and len(cell) < 20):
+        raise _damaged(place, f"'{cell[:40]}' is not a count")
+    return int(cell)
+
+
+def _number(cell: str, place: str) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise _damaged(place, f"'{cell[:40]}' is not a finite number")
+    return min(max(value, -HUGE), HUGE)
