@@ -22,7 +22,8 @@ setup: .venv/ready
 	@touch .venv/ready
 
 demo: setup
-	$(BIN)/fedsaddle run quadratic --algorithm cdma-ada,cdma-one,cdma-nc
+	@if $(BIN)/fedsaddle data mnist; then $(BIN)/fedsaddle run auc-mnist-small; \
+	else echo "MNIST is out of reach; the small digits that come with scikit-learn do instead"; $(BIN)/fedsaddle run auc-digits; fi
 
 test: setup
 	$(BIN)/python -m pytest -n auto
