@@ -14,7 +14,6 @@ from types import FrameType
 from typing import Annotated
 
 import click
-import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -32,6 +31,7 @@ from rich.table import Column, Table
 from fedsaddle import __version__
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.data import sources
+from fedsaddle.engine import machine
 from fedsaddle.engine.course import Stop
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import FLEETS
@@ -233,8 +233,7 @@ def _execute(run_folder: RunFolder, quiet: bool, checkpoint_seconds: float) -> N
     from fedsaddle.tensorboard import TensorBoard
 
     plan, asked = run_folder.plan, _until_asked()
-    torch.set_num_threads(plan.resolved["threads"])
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = plan.resolved["tf32"]
+    machine.prepare(plan.resolved["threads"], plan.resolved["tf32"])
 
     def go(watch: Watch) -> None:
         execute(run_folder, TensorBoard(run_folder.path, plan, watch), asked, checkpoint_seconds)
