@@ -68,7 +68,7 @@ def _describe(stop: Stop, lanes: int) -> str:
     name = next(iter(stop.rows[0].metrics))
     mean = sum(row.metrics[name] for row in stop.rows) / len(stop.rows)
     up = sum(row.floats_up for row in stop.rows) / len(stop.rows)
-    return f"{name} {mean:.3g} up {_amount(up)} {sum(stop.lanes.alive)}/{lanes} alive"
+    return f"{name} {mean:.4g} up {_amount(up)} {sum(stop.lanes.alive)}/{lanes} alive"
 
 
 def _amount(floats: float) -> str:
