@@ -20,14 +20,14 @@ from torch import Tensor
 
 from fedsaddle import networks
 from fedsaddle.core import Pair
-from fedsaddle.data import partition, tables
+from fedsaddle.data import tables
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
+from fedsaddle.data.partition import PARTITIONS, divide
 from fedsaddle.errors import BadInput, check_count, check_seed, unknown
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Federation
 
 NETWORKS = ("lenet5", "cifar-cnn", "logistic", "mlp")
-PARTITIONS = ("label", "iid", "dirichlet", "column")
 CHUNK = {"cpu": 2_000, "cuda": 30_000}  # rows that are evaluated at a time
 
 
@@ -124,15 +124,8 @@ class AUC:
 
     @cached_property
     def parts(self) -> list[Tensor]:
-        labels = self.data.labels
-        if self.partition == "column":
-            assert self.data.owners is not None  # it has been checked
-            return partition.by_column(self.data.owners)
-        if self.partition == "label":
-            return partition.by_label(labels, self.clients)
-        if self.partition == "iid":
-            return partition.iid(labels, self.clients, self.seed)
-        return partition.dirichlet(labels, self.clients, self.alpha, self.seed)
+        data = self.data
+        return divide(data.labels, self.partition, self.clients, self.alpha, self.seed, data.owners)
 
     @cached_property
     def federation(self) -> Federation:
