@@ -23,7 +23,7 @@ SOURCE = ROOT / "src" / "fedsaddle"
 
 # Lower rooms know nothing of higher ones.
 FLOORS = [
-    {"errors", "core", "draws"},
+    {"errors", "core", "draws", "projections"},
     {"problem", "fleet", "networks", "data"},
     {"algorithms", "problems"},
     {"engine"},
