@@ -37,7 +37,8 @@ def no_downloads(monkeypatch):
 
 
 def ten_rounds(experiment: str) -> dict[str, dict[str, float]]:
-    plan = load(experiment, rounds=10, seeds="7", settings=TOY)
+    smaller = ["problem.hidden=16"] if experiment.startswith("robust") else []
+    plan = load(experiment, rounds=10, seeds="7", settings=TOY + smaller)
     found = {}
     for name, study in plan.studies.items():
         (last,) = list(course(study, 10, 5))[-1].rows

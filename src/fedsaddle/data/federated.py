@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
+from torch import Tensor
 
 from fedsaddle.data.datasets import DATASETS, Dataset
 from fedsaddle.data.partition import divide
 from fedsaddle.errors import unknown
 from fedsaddle.problem import Federation
+
+CHUNK = {"cpu": 2_000, "cuda": 30_000}  # rows that are evaluated at a time
 
 
 def named(dataset: str) -> Dataset:
@@ -31,3 +36,8 @@ def held_out(data: Dataset) -> Federation:
     """The test rows, as one client would hold them: they too are moved to a device once."""
     rows = {"input": data.test_inputs, "label": data.test_labels}
     return Federation(rows, sizes=torch.tensor([len(data.test_labels)]))
+
+
+def chunks(*tables: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same few rows of each table at a time."""
+    return zip(*(table.split(CHUNK[table.device.type]) for table in tables), strict=True)
