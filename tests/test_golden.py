@@ -38,7 +38,8 @@ def no_downloads(monkeypatch):
 
 
 def some_rounds(experiment: str) -> dict[str, dict[str, float]]:
-    plan = load(experiment, rounds=10, seeds="7", settings=TOY)
+    smaller = ["problem.hidden=16"] if experiment.startswith("robust") else []
+    plan = load(experiment, rounds=10, seeds="7", settings=TOY + smaller)
     rounds = 10
     if plan.resolved["problem"].get("network") in SLOW:
         rounds, plan = 3, load(experiment, rounds=3, seeds="7", settings=[*TOY, "K=2", "batch=2"])

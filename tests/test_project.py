@@ -23,7 +23,7 @@ SOURCE = ROOT / "src" / "fedsaddle"
 
 # Lower rooms know nothing of higher ones.
 FLOORS = [
-    {"errors", "core", "draws"},
+    {"errors", "core", "draws", "projections"},
     {"problem", "fleet", "networks", "data"},
     {"algorithms", "problems"},
     {"engine"},
@@ -110,6 +110,18 @@ def test_the_documented_arrays_can_be_learnt_from(tmp_path, monkeypatch):
     exec(blocks("docs/data.md")[0], {})
     problem = AUC(dataset="mine.npz", positive=1, partition="column")
     assert len(problem.federation) == 20
+
+
+def test_the_documented_problem_is_the_shipped_one():
+    """docs/add-a-problem.md shows all of fair.py, in pieces: methods by themselves are not indented."""
+
+    def lines(text: str) -> list[str]:
+        return [line.strip() for line in text.splitlines() if line.strip()]
+
+    document = "docs/add-a-problem.md"
+    assert lines("".join(blocks(document))) == lines((SOURCE / "problems/fair.py").read_text())
+    assert '"fair": Entry(Fair, "fair classification' in (ROOT / document).read_text()
+    assert '"fair": Entry(Fair, "fair classification' in (SOURCE / "problems/__init__.py").read_text()
 
 
 @pytest.fixture

@@ -17,7 +17,17 @@ from fedsaddle.engine.loop import Loop
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
-from fedsaddle.problems import AUC, PROBLEMS, Bilinear, Quadratic, RobustLeastSquares, ToyWGAN, TwoSines
+from fedsaddle.problems import (
+    AUC,
+    PROBLEMS,
+    Bilinear,
+    Fair,
+    Quadratic,
+    Robust,
+    RobustLeastSquares,
+    ToyWGAN,
+    TwoSines,
+)
 from fedsaddle.simulate import Outcome, make_study, simulate
 
 __version__ = "0.1.0"
@@ -37,6 +47,7 @@ __all__ = [
     "Dropout",
     "Everybody",
     "ExtraStep",
+    "Fair",
     "Latency",
     "LocalSGDAPlus",
     "Loop",
@@ -46,6 +57,7 @@ __all__ = [
     "ParallelSGDA",
     "Quadratic",
     "Quorum",
+    "Robust",
     "RobustLeastSquares",
     "ToyWGAN",
     "Trace",

@@ -109,7 +109,13 @@ class Client(Protocol):
         """The same over all of the client's data."""
 
     def walk(self, move: Callable[..., T], start: T) -> T:
-        """Apply move(z, xi) once for each local step, each with minibatches of its own."""
+        """Apply move(z, xi) once for each local step, each with minibatches of its own.
+
+        What moves is a Pair, or a NamedTuple with a Pair z; after each step that is projected.
+        """
+
+    def project(self, z: Pair) -> Pair:
+        """The nearest point that the problem allows, for a rule that looks at points beside its walk."""
 
 
 # --- hyperparameters and their ranges, read by the border when an experiment is checked -----------------

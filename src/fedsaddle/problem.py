@@ -68,7 +68,7 @@ class Federation:
 
 
 class Problem(Protocol):
-    """A task. It also has either `loss` (a Minimax) or `field` (a Game)."""
+    """A task. It also has either `loss` (a Minimax) or `field` (a Game), and may be Constrained."""
 
     @property
     def federation(self) -> Federation: ...
@@ -90,3 +90,9 @@ class Minimax(Protocol):
 class Game(Protocol):
     def field(self, z: Pair, xi: Batch) -> Pair:
         """For games without one common loss: what x descends and what y ascends."""
+
+
+@runtime_checkable
+class Constrained(Protocol):
+    def project(self, z: Pair) -> Pair:
+        """The nearest point at which both players are where they may be: see fedsaddle.projections."""

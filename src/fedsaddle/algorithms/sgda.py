@@ -3,10 +3,11 @@
     Parallel SGDA (Lin 2020)            z_{t+1} = step(z_t, mean_i g_i(z_t))
     Local SGDA+ (Deng & Mahdavi 2021)   d = ( G_i(z; xi).x, G_i((anchor.x, z.y); xi).y );
                                         z_{t+1} = mean_i z_i; every s rounds anchor <- z
-    Extra-Step Local SGD                ahead = step(z, G_i(z; xi)), z <- step(z, G_i(ahead; xi'));
+    Extra-Step Local SGD                ahead = P step(z, G_i(z; xi)), z <- step(z, G_i(ahead; xi'));
     (Beznosikov 2020)                   z_{t+1} = mean_i z_i
 
-G_i is a gradient on a minibatch, g_i on all of client i's data.
+G_i is a gradient on a minibatch, g_i on all of client i's data. P projects, where a problem is constrained;
+what a walk or a merge ends with is projected anyway.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class ExtraStep:
 
     def update(self, client: Client, z: Parameters) -> Reply:
         def move(w: Pair, xi: object, xi_ahead: object) -> Pair:
-            ahead = step(w, client.grad(w, xi), self.eta_l, self.eta_l)
+            ahead = client.project(step(w, client.grad(w, xi), self.eta_l, self.eta_l))
             return step(w, client.grad(ahead, xi_ahead), self.eta_l, self.eta_l)
 
         return Reply({"z": client.walk(move, z)})

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fedsaddle import draws
-from fedsaddle.errors import BadInput, check_count
+from fedsaddle.errors import BadInput, check_count, unknown
 
+PARTITIONS = ("label", "iid", "dirichlet", "column")
 SPLIT = 1 << 32  # what the draw of test rows is for; the partitions' draws are numbered from 0
 
 
@@ -20,6 +21,23 @@ def _check(rows: int, clients: int) -> None:
     check_count("clients", clients)
     if clients > rows:
         raise BadInput(f"clients must be at most the number of rows ({rows}), got {clients}")
+
+
+def divide(
+    labels: Tensor, how: str, clients: int, alpha: float, seed: int, owners: Tensor | None = None
+) -> list[Tensor]:
+    """By one of the PARTITIONS; alpha is of dirichlet, and of column there are as many clients as owners."""
+    if how not in PARTITIONS:
+        raise unknown("partition", how, PARTITIONS)
+    if how == "column":
+        if owners is None:
+            raise BadInput(
+                "partition: this dataset does not say who holds a row; try label, iid or dirichlet"
+            )
+        return by_column(owners)
+    if how == "label":
+        return by_label(labels, clients)
+    return iid(labels, clients, seed) if how == "iid" else dirichlet(labels, clients, alpha, seed)
 
 
 def by_label(labels: Tensor, clients: int) -> list[Tensor]:

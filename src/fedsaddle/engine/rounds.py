@@ -22,7 +22,7 @@ from fedsaddle.core import Algorithm, Message, Pair, Remembers, Turn
 from fedsaddle.engine.accounting import Postage, floats_down, floats_up
 from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.loop import Loop
-from fedsaddle.engine.visits import Extent, Task, Visits
+from fedsaddle.engine.visits import Extent, Task, Visits, projected
 from fedsaddle.fleet import Fleet, Quorum, Settled, Verdict, invite
 from fedsaddle.problem import Federation, Problem
 
@@ -134,7 +134,7 @@ class Lanes:
 
 def begin(study: Study) -> Lanes:
     """Every lane before its first round."""
-    starts = [study.problem.init(seed) for seed in study.seeds]
+    starts = [projected(study.problem, study.problem.init(seed)) for seed in study.seeds]
     z: Pair = tree_map(lambda *rows: torch.stack(rows).to(study.device), *starts)
     memory = None
     if isinstance(study.algorithm, Remembers):
@@ -351,13 +351,11 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
         mean: Tensor = own.sum(1) / count.clamp(min=1)[:, None]
         return mean
 
+    def one(algorithm: Algorithm, server: Any, turn: Turn, mean: Message) -> Any:
+        return projected(study.problem, algorithm.phases()[number].merge(server, turn, **mean))
+
     turn = Turn(calls.t.to(count.dtype), count / len(study.problem.federation))
-    return study.per_lane(
-        lambda algorithm, s, turn, mean: algorithm.phases()[number].merge(s, turn, **mean),
-        server,
-        turn,
-        tree_map(mean, up),
-    )
+    return study.per_lane(one, server, turn, tree_map(mean, up))
 
 
 def kept_by(memory: Pair | None, calls: Calls) -> Pair | None:

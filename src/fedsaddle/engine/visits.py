@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from fedsaddle import draws
 from fedsaddle.core import Algorithm, Pair
-from fedsaddle.problem import Batch, Federation, Game, Minimax, Problem
+from fedsaddle.problem import Batch, Constrained, Federation, Game, Minimax, Problem
 
 T = TypeVar("T")
 Field = Callable[[Pair, Batch], Pair]
@@ -48,6 +48,17 @@ def field_of(problem: Problem) -> Field:
     if isinstance(problem, Minimax):
         return torch.func.grad(problem.loss)
     raise TypeError(f"{type(problem).__name__} has neither `loss` nor `field`")
+
+
+def projected(problem: Problem, state: T) -> T:
+    """The state with its point, itself or its z, brought back to where the problem allows it."""
+    if not isinstance(problem, Constrained):
+        return state
+    if isinstance(state, Pair):
+        return problem.project(state)  # type: ignore[return-value]
+    if isinstance(getattr(state, "z", None), Pair):
+        return state._replace(z=problem.project(state.z))  # type: ignore[attr-defined,no-any-return]
+    raise TypeError(f"nothing to project in a {type(state).__name__}: it is neither a Pair nor has a Pair z")
 
 
 @dataclass
@@ -110,6 +121,9 @@ class Oracle:
         padded, weight = torch.where(real, row, 0), real.to(torch.float64) / self.size
         return self.grad(z, self._gather(padded, weight, draws.fold(self.key, 2)))
 
+    def project(self, z: Pair) -> Pair:
+        return projected(self.task.problem, z)
+
     def walk(self, move: Callable[..., T], start: T) -> T:
         steps, per_step, size = self.batch_rows.shape
         device, count = self.key.device, steps * per_step
@@ -125,6 +139,7 @@ class Oracle:
         z, self._walk = start, Walk(start, every, each) if self.extent.ahead else None
         for step in range(steps):
             moved = move(z, *each[step * per_step : (step + 1) * per_step])
+            moved = projected(self.task.problem, moved)
             if self.extent.ragged:
                 going = step < self.steps
                 moved = tree_map(lambda new, old: torch.where(going, new, old), moved, z)  # noqa: B023

@@ -6,8 +6,21 @@ from typing import Any, NamedTuple
 
 from fedsaddle.problems.auc import AUC
 from fedsaddle.problems.exact import Bilinear, Quadratic, RobustLeastSquares, ToyWGAN, TwoSines
+from fedsaddle.problems.fair import Fair
+from fedsaddle.problems.robust import Robust
 
-__all__ = ["AUC", "PROBLEMS", "Bilinear", "Entry", "Quadratic", "RobustLeastSquares", "ToyWGAN", "TwoSines"]
+__all__ = [
+    "AUC",
+    "PROBLEMS",
+    "Bilinear",
+    "Entry",
+    "Fair",
+    "Quadratic",
+    "Robust",
+    "RobustLeastSquares",
+    "ToyWGAN",
+    "TwoSines",
+]
 
 
 class Entry(NamedTuple):
@@ -28,4 +41,6 @@ PROBLEMS = {
     ),
     "bilinear": Entry(Bilinear, "a bilinear game"),
     "auc": Entry(AUC, "AUC maximisation: find one class of a dataset among the others"),
+    "robust": Entry(Robust, "robust training: a network against one perturbation of all its inputs"),
+    "fair": Entry(Fair, "fair classification: a network against weights on the classes"),
 }

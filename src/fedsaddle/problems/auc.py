@@ -20,18 +20,15 @@ from torch import Tensor
 
 from fedsaddle import networks
 from fedsaddle.core import Pair
-from fedsaddle.data import partition, tables
+from fedsaddle.data import tables
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
+from fedsaddle.data.federated import chunks
+from fedsaddle.data.partition import PARTITIONS, divide
 from fedsaddle.errors import BadInput, check_count, check_seed, unknown
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Federation
 
 NETWORKS = ("lenet5", "cifar-cnn", "logistic", "mlp")
-PARTITIONS = ("label", "iid", "dirichlet", "column")
-CHUNK = {
-    "cpu": 500,
-    "cuda": 30_000,
-}  # rows evaluated at a time: what a cache holds, or a GPU needs
 
 
 @dataclass(frozen=True)
@@ -127,15 +124,8 @@ class AUC:
 
     @cached_property
     def parts(self) -> list[Tensor]:
-        labels = self.data.labels
-        if self.partition == "column":
-            assert self.data.owners is not None  # it has been checked
-            return partition.by_column(self.data.owners)
-        if self.partition == "label":
-            return partition.by_label(labels, self.clients)
-        if self.partition == "iid":
-            return partition.iid(labels, self.clients, self.seed)
-        return partition.dirichlet(labels, self.clients, self.alpha, self.seed)
+        data = self.data
+        return divide(data.labels, self.partition, self.clients, self.alpha, self.seed, data.owners)
 
     @cached_property
     def federation(self) -> Federation:
@@ -196,7 +186,7 @@ class AUC:
         return s[~positive].mean() - s[positive].mean()
 
     def all_scores(self, x: Tensor, inputs: Tensor) -> Tensor:
-        return torch.cat([self.scores(x, rows) for rows in inputs.split(CHUNK[x.device.type])])
+        return torch.cat([self.scores(x, rows) for (rows,) in chunks(inputs)])
 
     def evaluate(self, z: Pair) -> dict[str, float]:
         """AUC on both halves, average precision, the loss, and |grad Phi| over all training rows."""
@@ -212,9 +202,9 @@ class AUC:
         def part(x: Tensor, rows: Tensor, positive: Tensor) -> Tensor:
             return self.objective(self.scores(x, rows), positive, x[-2], x[-1], alpha).sum()
 
-        slope, chunk = torch.zeros_like(z.x), CHUNK[z.x.device.type]
-        for rows, some in zip(train.split(chunk), positive.split(chunk), strict=True):
-            slope += torch.func.grad(part)(z.x, rows, some) / len(train)
+        slope = torch.zeros_like(z.x)
+        for some, own in chunks(train, positive):
+            slope += torch.func.grad(part)(z.x, some, own) / len(train)
         return {
             "test_auc": float(binary_auroc(test, test_positive.int())),
             "train_auc": float(binary_auroc(s, positive.int())),

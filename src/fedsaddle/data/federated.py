@@ -1,0 +1,43 @@
+"""A dataset in the hands of clients: what the tasks that learn from labelled rows share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fedsaddle.data.datasets import DATASETS, Dataset
+from fedsaddle.data.partition import divide
+from fedsaddle.errors import unknown
+from fedsaddle.problem import Federation
+
+CHUNK = {"cpu": 1_000, "cuda": 30_000}  # rows evaluated at a time: what a cache holds, or a GPU needs
+
+
+def named(dataset: str) -> Dataset:
+    """A dataset by its name."""
+    if dataset not in DATASETS:
+        raise unknown("dataset", dataset, DATASETS)
+    return DATASETS[dataset]()
+
+
+def federate(data: Dataset, partition: str, clients: int, alpha: float, seed: int) -> Federation:
+    """The training rows, `input` and `label`, cut into one run for each client."""
+    parts = divide(data.labels, partition, clients, alpha, seed, data.owners)
+    order = torch.cat(parts)
+    return Federation(
+        rows={"input": data.inputs[order], "label": data.labels[order]},
+        sizes=torch.tensor([len(part) for part in parts]),
+    )
+
+
+def held_out(data: Dataset) -> Federation:
+    """The test rows, as one client would hold them: they too are moved to a device once."""
+    rows = {"input": data.test_inputs, "label": data.test_labels}
+    return Federation(rows, sizes=torch.tensor([len(data.test_labels)]))
+
+
+def chunks(*tables: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same few rows of each table at a time."""
+    return zip(*(table.split(CHUNK[table.device.type]) for table in tables), strict=True)

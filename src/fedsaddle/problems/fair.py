@@ -1,0 +1,112 @@
+"""Fair classification: a network x against weights y on the classes, which go where the loss is largest.
+
+    f(x, y) = sum_c y_c L_c(x) - (penalty / 2) |y - 1/C|^2,       y_c >= 0, sum_c y_c = 1
+
+L_c is the mean cross entropy over the rows of class c. Without the penalty, max_y f is the loss of the worst
+class; with a large one the classes count the same.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
+
+from fedsaddle import networks
+from fedsaddle.core import Pair
+from fedsaddle.data.datasets import Dataset, scaled
+from fedsaddle.data.federated import chunks, federate, held_out, named
+from fedsaddle.errors import BadInput, check_count, check_seed
+from fedsaddle.networks import Network
+from fedsaddle.problem import Batch, Federation
+from fedsaddle.projections import simplex
+
+
+@dataclass(frozen=True)
+class Fair:
+    """A classifier that is judged by its worst class."""
+
+    dataset: str = "digits"
+    clients: int = 50
+    partition: str = "label"  # label, iid or dirichlet
+    alpha: float = 0.5  # of dirichlet
+    hidden: int = 64
+    penalty: float = 0.1
+    seed: int = 0  # of the partition
+
+    def __post_init__(self) -> None:
+        check_count("clients", self.clients)
+        check_count("hidden", self.hidden)
+        check_seed("seed", self.seed)
+        if not 0 <= self.penalty < math.inf:
+            raise BadInput(f"penalty must be at least 0, got {self.penalty}")
+        self.federation  # noqa: B018  a dataset or partition that cannot be had is refused here
+
+    @cached_property
+    def data(self) -> Dataset:
+        return named(self.dataset)
+
+    @cached_property
+    def classes(self) -> int:
+        return len(self.data.classes)
+
+    @cached_property
+    def federation(self) -> Federation:
+        held = federate(self.data, self.partition, self.clients, self.alpha, self.seed)
+        size, label = held.sizes.repeat_interleave(held.sizes), held.rows["label"]
+        # A client divides by its rows and the server by the clients: `worth` takes both back and divides by
+        # the rows of the class. Then the mean over clients is sum_c y_c L_c, whoever holds which class.
+        worth = size * len(held) / torch.bincount(label)[label]
+        return Federation({**held.rows, "worth": worth}, held.sizes)
+
+    @cached_property
+    def model(self) -> Network:
+        features = math.prod(self.data.inputs.shape[1:])
+        return Network(lambda: networks.mlp(features, self.classes, self.hidden))
+
+    def init(self, seed: int) -> Pair:
+        """PyTorch's initialisation of the network; all classes weigh the same."""
+        return Pair(self.model.init(seed), torch.full((self.classes,), 1 / self.classes))
+
+    def project(self, z: Pair) -> Pair:
+        return Pair(z.x, simplex(z.y))
+
+    def loss(self, z: Pair, xi: Batch) -> Tensor:
+        outputs = self.model(z.x, scaled(xi.rows["input"]))
+        harm = cross_entropy(outputs, xi.rows["label"], reduction="none")
+        return xi.mean(z.y[xi.rows["label"]] * xi.rows["worth"] * harm) - self.price(z.y)
+
+    def price(self, y: Tensor) -> Tensor:
+        """What y pays for weights that differ."""
+        return self.penalty / 2 * (y - 1 / self.classes).square().sum()
+
+    @cached_property
+    def test(self) -> Federation:
+        return held_out(self.data)
+
+    def by_class(self, x: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The mean loss of each class, and the part that is wrong; 0 for a class without rows."""
+        outputs = torch.cat([self.model(x, scaled(inputs)) for (inputs,) in chunks(rows["input"])])
+        harm = cross_entropy(outputs, rows["label"], reduction="none")
+        wrong = (outputs.argmax(1) != rows["label"]).to(harm.dtype)
+        member = one_hot(rows["label"], self.classes).to(harm.dtype)  # (row, class)
+        count = member.sum(0).clamp(min=1)
+        return harm @ member / count, wrong @ member / count
+
+    def evaluate(self, z: Pair) -> dict[str, float]:
+        """The worst class and all of them, and the largest weight that y gives."""
+        train, test = (rows.to(z.x.device).rows for rows in (self.federation, self.test))
+        losses, _ = self.by_class(z.x, train)
+        test_losses, errors = self.by_class(z.x, test)
+        return {
+            "worst_accuracy": 1 - float(errors.max()),
+            "test_accuracy": 1 - float(errors[test["label"]].mean()),
+            "worst_loss": float(test_losses.max()),
+            "train_worst_loss": float(losses.max()),
+            "loss": float(z.y @ losses - self.price(z.y)),
+            "largest_weight": float(z.y.max()),
+        }
