@@ -17,7 +17,7 @@ from fedsaddle.engine.loop import Loop
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
-from fedsaddle.problems import AUC, PROBLEMS, Bilinear, Quadratic, RobustLeastSquares, ToyWGAN, TwoSines
+from fedsaddle.problems import AUC, GAN, PROBLEMS, Bilinear, Quadratic, RobustLeastSquares, ToyWGAN, TwoSines
 from fedsaddle.simulate import Outcome, make_study, simulate
 
 __version__ = "0.1.0"
@@ -29,6 +29,7 @@ __all__ = [
     "CDMANC",
     "CDMAONE",
     "CODASCA",
+    "GAN",
     "PROBLEMS",
     "BadInput",
     "Bilinear",

@@ -6,8 +6,19 @@ from typing import Any, NamedTuple
 
 from fedsaddle.problems.auc import AUC
 from fedsaddle.problems.exact import Bilinear, Quadratic, RobustLeastSquares, ToyWGAN, TwoSines
+from fedsaddle.problems.gan import GAN
 
-__all__ = ["AUC", "PROBLEMS", "Bilinear", "Entry", "Quadratic", "RobustLeastSquares", "ToyWGAN", "TwoSines"]
+__all__ = [
+    "AUC",
+    "GAN",
+    "PROBLEMS",
+    "Bilinear",
+    "Entry",
+    "Quadratic",
+    "RobustLeastSquares",
+    "ToyWGAN",
+    "TwoSines",
+]
 
 
 class Entry(NamedTuple):
@@ -28,4 +39,5 @@ PROBLEMS = {
     ),
     "bilinear": Entry(Bilinear, "a bilinear game"),
     "auc": Entry(AUC, "AUC maximisation: find one class of a dataset among the others"),
+    "gan": Entry(GAN, "a generator against a discriminator, on pictures"),
 }
