@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import typing
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,14 +65,15 @@ def classifier(dataset: str, size: str, data: Dataset, device: torch.device) -> 
     """The classifier of a dataset; it is trained if it is not in the cache."""
     recipe = RECIPES[dataset, size]
     side = data.inputs.shape[-1]
-    net = networks.resnet18() if size == "resnet18" else networks.small_classifier(side)
+    build = {"small": lambda: networks.small_classifier(side), "resnet18": networks.resnet18}[size]
+    net = build()
     made_of = hashlib.sha256(f"{recipe} {net}".encode())
     for rows in (data.inputs, data.labels):
         made_of.update(rows.numpy().tobytes())
     path = sources.cache() / "judges" / f"{dataset}-{size}-{made_of.hexdigest()[:16]}.safetensors"
 
     def make() -> dict[str, Tensor]:
-        return _trained(f"the {size} classifier of {dataset}", recipe, net, data, device).state_dict()
+        return _trained(f"the {size} classifier of {dataset}", recipe, build, data, device).state_dict()
 
     net.load_state_dict(_kept(path, make))
     net.eval().requires_grad_(False).to(device)
@@ -79,14 +81,13 @@ def classifier(dataset: str, size: str, data: Dataset, device: torch.device) -> 
     return Judge(_hash_of(net), seen, lambda features: torch.softmax(decide(features), dim=1))
 
 
-def _trained(what: str, recipe: Recipe, net: nn.Module, data: Dataset, device: torch.device) -> nn.Module:
+def _trained(
+    what: str, recipe: Recipe, build: Callable[[], nn.Module], data: Dataset, device: torch.device
+) -> nn.Module:
     print(f"training {what}, once: it will be kept in {sources.cache()}", file=sys.stderr)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(recipe.seed)
-        for layer in net.modules():
-            if hasattr(layer, "reset_parameters"):
-                layer.reset_parameters()
-        net.to(device).train()
+        net = build().to(device)
         inputs, labels = data.inputs.to(device), data.labels.to(device)
         adam = torch.optim.Adam(net.parameters())
         steps = recipe.epochs * -(-len(inputs) // recipe.batch)
@@ -136,7 +137,9 @@ def inception(path: str, device: torch.device) -> Judge:
     if not place.is_file():
         raise BadInput(f"there is no file {place}; inception takes the path of a TorchScript network")
     try:
-        net = torch.jit.load(str(place), map_location=device).eval()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Inception's features come in no other form
+            net = torch.jit.load(str(place), map_location=device).eval()
     except (RuntimeError, ValueError, OSError) as error:
         raise BadInput(f"{place} is not a TorchScript network ({str(error).splitlines()[0]})") from None
 

@@ -91,6 +91,7 @@ class GAN:
         if fits != shape:
             raise BadInput(f"network {self.network} makes pictures of {fits}, {self.dataset} has {shape}")
         self.parts  # noqa: B018  a partition that cannot be made is refused here
+        self.G, self.D  # noqa: B018  made now: inside a gradient no parameter can be
 
     @property
     def pinned(self) -> dict[str, str]:
