@@ -48,7 +48,9 @@ def stand_in(patch: pytest.MonkeyPatch, experiment: str) -> None:
     patch.setattr(celeba, "folder_of", Path)
     patch.setattr(judges, "classifier", made_up_judge)
     patch.setattr(judges, "inception", made_up_judge)
-    patch.setattr(judges, "real_moments", lambda judge, rows, at: scores.moments(judges.look(judge, rows, at)))
+    patch.setattr(
+        judges, "real_moments", lambda judge, rows, at: scores.moments(judges.look(judge, rows, at))
+    )
 
 
 def gan_in_little(experiment: str) -> list[str]:
