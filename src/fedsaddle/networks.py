@@ -95,9 +95,8 @@ class BatchNorm(nn.Module):
         flat = values.flatten(2) if values.dim() > 2 else values[:, :, None]  # (row, channel, place)
         centred = flat - (weight @ flat.mean(2))[:, None]
         variance = weight @ centred.square().mean(2)
-        return ((self.scale / (variance + 1e-5).sqrt())[:, None] * centred + self.shift[:, None]).view(
-            values.shape
-        )
+        scaled = (self.scale / (variance + 1e-5).sqrt())[:, None] * centred + self.shift[:, None]
+        return scaled.reshape(values.shape)
 
 
 class Layers(nn.Sequential):

