@@ -76,6 +76,15 @@ def test_captured_equals_loop_on_a_network(name):
         assert study.problem.evaluate(z) == pytest.approx(study.problem.evaluate(w), rel=1e-3)
 
 
+def test_captured_equals_loop_on_a_gan():
+    problem = fs.GAN(objective="non-saturating", clients=40, partition="dirichlet")
+    _, expected = run(problem, ALGORITHMS["cdma-ada"], rounds=2, ask=fs.Loop())
+    study, lanes = run(problem, ALGORITHMS["cdma-ada"], rounds=2, device="cuda")
+    assert_same(lanes, expected, 1e-3)
+    shown = [study.problem.pictures(points(end.server)[0])["samples"].cpu() for end in (lanes, expected)]
+    assert (shown[0].float() - shown[1].float()).abs().max() <= 2
+
+
 def test_a_lane_that_diverges_on_a_gpu_stops_alone():
     wild = [fs.CODASCA(0.05, K=3), fs.CODASCA(1e60, K=3)]
     outcome = fs.simulate(quadratic(), wild, rounds=20, evaluate_every=2, device="cuda")

@@ -24,7 +24,7 @@ SOURCE = ROOT / "src" / "fedsaddle"
 # Lower rooms know nothing of higher ones.
 FLOORS = [
     {"errors", "core", "draws", "projections"},
-    {"problem", "fleet", "networks", "data"},
+    {"problem", "fleet", "networks", "data", "scores", "judges", "pictures"},
     {"algorithms", "problems"},
     {"engine"},
     {"simulate"},

@@ -19,6 +19,7 @@ from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
 from fedsaddle.problems import (
     AUC,
+    GAN,
     PROBLEMS,
     Bilinear,
     Fair,
@@ -39,6 +40,7 @@ __all__ = [
     "CDMANC",
     "CDMAONE",
     "CODASCA",
+    "GAN",
     "PROBLEMS",
     "BadInput",
     "Bilinear",

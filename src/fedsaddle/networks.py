@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +34,12 @@ class Network:
             torch.manual_seed(seed)
             return torch.cat([value.detach().flatten() for value in self.build().parameters()])
 
-    def __call__(self, vector: Tensor, inputs: Tensor) -> Tensor:
+    def __call__(self, vector: Tensor, *inputs: Tensor) -> Tensor:
         pieces = torch.split(vector, [math.prod(shape) for shape in self.shapes.values()])
         named = {
             name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
-        outputs: Tensor = torch.func.functional_call(self.module, named, (inputs,))
+        outputs: Tensor = torch.func.functional_call(self.module, named, inputs)
         return outputs
 
 
@@ -72,3 +73,146 @@ def mlp(features: int, outputs: int = 1, hidden: int = 64) -> nn.Module:
         nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
         nn.Linear(hidden, outputs),
     )  # fmt: skip
+
+
+# --- generators and discriminators: outputs of (inputs, the rows' weights) --------------------------------
+
+NOISE = 100  # numbers a generator makes a picture of
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation by the batch's own mean and variance, in which a row counts by its weight.
+
+    It keeps no running mean, so a client has nothing to send but parameters; and rows that only pad a batch
+    weigh nothing and change nothing.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, values: Tensor, weight: Tensor) -> Tensor:
+        flat = values.flatten(2) if values.dim() > 2 else values[:, :, None]  # (row, channel, place)
+        centred = flat - (weight @ flat.mean(2))[:, None]
+        variance = weight @ centred.square().mean(2)
+        scaled = (self.scale / (variance + 1e-5).sqrt())[:, None] * centred + self.shift[:, None]
+        return scaled.reshape(values.shape)
+
+
+class Layers(nn.Sequential):
+    """Layers one after another; batch normalisation is told what the rows weigh."""
+
+    def forward(self, inputs: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+        for layer in self:
+            inputs = layer(inputs, weight) if isinstance(layer, BatchNorm) else layer(inputs)
+        return inputs
+
+
+def _xavier(layers: Layers) -> Layers:
+    for layer in layers:
+        if isinstance(layer, nn.Linear | nn.ConvTranspose2d):
+            nn.init.xavier_uniform_(layer.weight)
+    return layers
+
+
+def mnist_generator() -> nn.Module:
+    """A 28 x 28 grey picture from noise: 6,679,105 parameters."""
+    return _xavier(
+        Layers(
+            nn.Linear(NOISE, 1024), nn.ReLU(), BatchNorm(1024),
+            nn.Linear(1024, 6272), nn.ReLU(), BatchNorm(6272), nn.Unflatten(1, (128, 7, 7)),
+            nn.ConvTranspose2d(128, 64, 4, 2, 1), nn.ReLU(), BatchNorm(64),
+            nn.ConvTranspose2d(64, 1, 4, 2, 1), nn.Tanh(),
+        )
+    )  # fmt: skip
+
+
+def mnist_discriminator() -> nn.Module:
+    """Whether a 28 x 28 grey picture is real, as a logit: 1,102,721 parameters."""
+    return _xavier(
+        Layers(
+            nn.Conv2d(1, 32, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(1024, 1024), nn.LeakyReLU(0.01), nn.Linear(1024, 1),
+        )
+    )  # fmt: skip
+
+
+def dcgan_generator() -> nn.Module:
+    """A 64 x 64 colour picture from noise (DCGAN, without biases): 3,576,704 parameters."""
+    layers: list[nn.Module] = [nn.Unflatten(1, (NOISE, 1, 1))]
+    widths = (NOISE, 512, 256, 128, 64)
+    for number, (wide, narrow) in enumerate(pairwise(widths)):
+        up = (4, 2, 1) if number else (4, 1, 0)
+        layers += [nn.ConvTranspose2d(wide, narrow, *up, bias=False), BatchNorm(narrow), nn.ReLU()]
+    return Layers(*layers, nn.ConvTranspose2d(64, 3, 4, 2, 1, bias=False), nn.Tanh())
+
+
+def dcgan_discriminator() -> nn.Module:
+    """Whether a 64 x 64 colour picture is real, as a logit: 2,765,568 parameters."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 4, 2, 1, bias=False), nn.LeakyReLU(0.2)]
+    for narrow, wide in pairwise((64, 128, 256, 512)):
+        layers += [nn.Conv2d(narrow, wide, 4, 2, 1, bias=False), BatchNorm(wide), nn.LeakyReLU(0.2)]
+    return Layers(*layers, nn.Conv2d(512, 1, 4, 1, 0, bias=False), nn.Flatten())
+
+
+def digits_generator() -> nn.Module:
+    """An 8 x 8 grey picture from noise, small enough for a minute on a CPU."""
+    return _xavier(
+        Layers(
+            nn.Linear(NOISE, 128), nn.ReLU(), BatchNorm(128), nn.Linear(128, 128), nn.ReLU(), BatchNorm(128),
+            nn.Linear(128, 64), nn.Tanh(), nn.Unflatten(1, (1, 8, 8)),
+        )
+    )  # fmt: skip
+
+
+def digits_discriminator() -> nn.Module:
+    """Whether an 8 x 8 grey picture is real, as a logit."""
+    return _xavier(
+        Layers(
+            nn.Flatten(), nn.Linear(64, 128), nn.LeakyReLU(0.2), nn.Linear(128, 128), nn.LeakyReLU(0.2),
+            nn.Linear(128, 1),
+        )
+    )  # fmt: skip
+
+
+# --- classifiers that judge pictures: logits of ten classes; their last layer but one gives features ------
+
+
+def small_classifier(side: int) -> nn.Module:
+    """Three convolutions for small grey pictures; a feature vector has 128 numbers."""
+    layers: list[nn.Module] = []
+    for narrow, wide in pairwise((1, 16, 32, 64)):
+        layers += [nn.Conv2d(narrow, wide, 3, padding=1), nn.BatchNorm2d(wide), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] if wide < 64 else []
+    flat = 64 * (side // 4) ** 2
+    features = nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.25), nn.Linear(flat, 128), nn.ReLU())
+    return nn.Sequential(features, nn.Linear(128, 10))
+
+
+class Residual(nn.Module):
+    """The block of a ResNet: two convolutions beside a short cut."""
+
+    def __init__(self, narrow: int, wide: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(narrow, wide, 3, stride, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU(),
+            nn.Conv2d(wide, wide, 3, 1, 1, bias=False), nn.BatchNorm2d(wide),
+        )  # fmt: skip
+        same = narrow == wide and stride == 1
+        cut = (nn.Conv2d(narrow, wide, 1, stride, bias=False), nn.BatchNorm2d(wide))
+        self.cut = nn.Sequential(*(() if same else cut))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.relu(self.body(inputs) + self.cut(inputs))
+
+
+def resnet18() -> nn.Module:
+    """ResNet-18 with one input channel and ten classes: 11,175,370 parameters, 512 features."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(1, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
+    ]  # fmt: skip
+    for narrow, wide in pairwise((64, 64, 128, 256, 512)):
+        layers += [Residual(narrow, wide, 1 if wide == 64 else 2), Residual(wide, wide, 1)]
+    features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(features, nn.Linear(512, 10))

@@ -81,6 +81,14 @@ class Problem(Protocol):
 
 
 @runtime_checkable
+class Pictured(Protocol):
+    """A task that can show where it is."""
+
+    def pictures(self, z: Pair) -> dict[str, Tensor]:
+        """Pictures (row, channel, height, width) in bytes, by what they are. A run folder keeps grids."""
+
+
+@runtime_checkable
 class Minimax(Protocol):
     def loss(self, z: Pair, xi: Batch) -> Tensor:
         """f on a batch: x descends it, y ascends it."""

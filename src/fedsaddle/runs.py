@@ -6,6 +6,8 @@
     events.csv              abandoned rounds, diverged lanes
     environment.json        for each time it was started: when, with what, on what, and for how long
     final/ALGORITHM.safetensors   each seed's last finite point
+    samples/ALGORITHM-ROUND.png   of a problem that makes pictures: the first seed's at each evaluation,
+    samples/ALGORITHM-rounds.png  and some of them over the rounds
     checkpoint.json, state-*.safetensors
 
 checkpoint.json is the one place that says how far the run is. It names the state file and holds its hash,
@@ -40,6 +42,8 @@ from fedsaddle.engine.course import Stop, course, traffic
 from fedsaddle.engine.rounds import Lanes, Posted, Study, begin, points
 from fedsaddle.environment import here
 from fedsaddle.errors import BadInput
+from fedsaddle.pictures import grid, over_rounds
+from fedsaddle.problem import Pictured
 
 FORMAT = 1
 KEYS = {
@@ -355,6 +359,18 @@ class RunFolder:
             [algorithm, study.seeds[event.lane], event.round, event.what, event.detail]
             for event in stop.events
         )
+        if isinstance(study.problem, Pictured) and any(row.lane == 0 for row in stop.rows):
+            for what, pictures in study.problem.pictures(points(stop.lanes.server)[0]).items():
+                (self.path / what).mkdir(exist_ok=True)
+                write_atomically(self.path / what / f"{algorithm}-{stop.round}.png", grid(pictures))
+                self._line_up(what, algorithm, stop.round)
+
+    def _line_up(self, what: str, algorithm: str, last: int) -> None:
+        """Put the pictures of an algorithm's rounds so far into one."""
+        every, end = self.plan.evaluate_every, self.plan.rounds
+        paths = [self.path / what / f"{algorithm}-{n}.png" for n in (*range(0, end, every), end) if n <= last]
+        grids = [path.read_bytes() for path in paths if path.exists()]
+        write_atomically(self.path / what / f"{algorithm}-rounds.png", over_rounds(grids))
 
     def finish(self, algorithm: str, study: Study, stop: Stop) -> None:
         """Keep the last finite points of an algorithm, and go on to the next."""

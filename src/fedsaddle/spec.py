@@ -90,11 +90,17 @@ def _read(experiment: str) -> dict[str, Any]:
         raise BadInput(f"{path}: nested too deep to be an experiment") from None
     if not isinstance(tables, dict):
         raise BadInput(f"{path}: expected an experiment, got {type(tables).__name__}")
-    for place, key in (("fleet", "path"), ("problem", "dataset"), ("problem", "test")):
+    for place, key in (
+        ("fleet", "path"),
+        ("problem", "dataset"),
+        ("problem", "test"),
+        ("problem", "path"),
+        ("problem", "inception"),
+    ):
         table = tables.get(place)
-        if not isinstance(table, dict) or not isinstance(table.get(key), str):
+        if not isinstance(table, dict) or not isinstance(table.get(key), str) or not table[key]:
             continue
-        if place == "fleet" or is_table(table[key]):  # else it is the name of a dataset
+        if key in ("path", "inception") or is_table(table[key]):  # else it is the name of a dataset
             table[key] = str(path.parent / table[key])  # a file is seen from the experiment that names it
     return tables
 

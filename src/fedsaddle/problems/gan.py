@@ -1,0 +1,212 @@
+"""Generative adversarial networks (Goodfellow 2014): x = the generator G, y = the discriminator D.
+
+    f = E log sigma(D(a))  +  E log(1 - sigma(D(G(w)))),        w ~ U[-1, 1]^100, D gives logits
+
+y ascends f. What x descends is a named objective:
+
+    saturating        f itself, the paper's minimax problem; its slope vanishes where D is sure of itself
+    non-saturating    -E log sigma(D(G(w))), which the authors' release descends: a game without a common loss
+
+The noise of a batch is drawn from its key, one vector for each of its rows, and both players use it. So two
+gradients on the same xi share all their randomness, as the corrections of CDMA need; the release draws the
+generator's noise anew. Batch normalisation uses the batch's own statistics, in training and when pictures
+are made to be judged (a hundred at a time); a full local gradient takes all rows of a client as one batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from fedsaddle import draws, judges, networks, scores
+from fedsaddle.core import Pair
+from fedsaddle.data import celeba, partition
+from fedsaddle.data.datasets import DATASETS, Dataset, scaled
+from fedsaddle.errors import BadInput, check_count, check_seed, unknown
+from fedsaddle.judges import Judge
+from fedsaddle.networks import NOISE, Network
+from fedsaddle.problem import Batch, Federation
+
+# What x descends, as a function of D's logits of generated pictures.
+OBJECTIVES = {
+    "saturating": lambda logits: logsigmoid(-logits),
+    "non-saturating": lambda logits: -logsigmoid(logits),
+}
+NETWORKS = {  # generator, discriminator, and the pictures they are for
+    "digits": (networks.digits_generator, networks.digits_discriminator, (1, 8, 8)),
+    "mnist": (networks.mnist_generator, networks.mnist_discriminator, (1, 28, 28)),
+    "dcgan": (networks.dcgan_generator, networks.dcgan_discriminator, (3, 64, 64)),
+}
+DATA = ("digits", "mnist", "fashion-mnist", "celeba")
+JUDGES = ("small", "resnet18", "inception")
+PARTITIONS = ("label", "iid", "dirichlet")
+TOGETHER = 100  # pictures that are made together, as in the release: they share batch statistics
+LOSS_ROWS = 1_000  # of the test rows and of the generated pictures, that the losses are judged by
+SHOWN = 64  # pictures in a grid
+TABLE = 1 << 33  # what the noise of an evaluation is drawn for; the partitions' draws are numbered from 0
+
+
+@dataclass(frozen=True)
+class GAN:
+    """A generator and a discriminator, over clients that hold their own pictures."""
+
+    dataset: str = "digits"  # digits, mnist, fashion-mnist or celeba
+    clients: int = 50
+    partition: str = "label"  # label (in celeba, whose face it is), iid or dirichlet
+    alpha: float = 0.5  # of dirichlet
+    network: str = "digits"  # digits, mnist or dcgan
+    objective: Literal["saturating", "non-saturating"] = "saturating"
+    judge: str = "small"  # small, resnet18 or inception
+    splits: Literal["disjoint", "nested"] = "disjoint"  # of the Inception Score
+    samples: int = 10_000  # pictures that are judged
+    seed: int = 0  # of the partition
+    path: str = ""  # of CelebA's folder; by itself, celeba in the data cache
+    inception: str = ""  # a TorchScript file; by itself, what `fedsaddle data inception` gets
+
+    def __post_init__(self) -> None:
+        for what, given, known in (
+            ("dataset", self.dataset, DATA),
+            ("partition", self.partition, PARTITIONS),
+            ("network", self.network, NETWORKS),
+            ("objective", self.objective, OBJECTIVES),
+            ("judge", self.judge, JUDGES),
+            ("splits", self.splits, scores.SPLITS),
+        ):
+            if given not in known:
+                raise unknown(what, given, known)
+        check_count("clients", self.clients)
+        check_count("samples", self.samples, least=TOGETHER, most=10**6)
+        check_seed("seed", self.seed)
+        if self.judge != "inception" and (self.dataset, self.judge) not in judges.RECIPES:
+            able = [size for name, size in judges.RECIPES if name == self.dataset] + ["inception"]
+            raise BadInput(f"judge {self.judge} does not know {self.dataset}; what does: {', '.join(able)}")
+        fits = NETWORKS[self.network][2]
+        shape = tuple(self.data.inputs.shape[1:])
+        if fits != shape:
+            raise BadInput(f"network {self.network} makes pictures of {fits}, {self.dataset} has {shape}")
+        self.parts  # noqa: B018  a partition that cannot be made is refused here
+        self.G, self.D  # noqa: B018  made now: inside a gradient no parameter can be
+
+    @property
+    def pinned(self) -> dict[str, str]:
+        """What an experiment has to say to mean the same files again."""
+        found = {"path": str(celeba.folder_of(self.path).resolve())} if self.dataset == "celeba" else {}
+        return found | ({"inception": str(Path(self.inception).resolve())} if self.inception else {})
+
+    # --- who holds what ---
+
+    @cached_property
+    def data(self) -> Dataset:
+        return celeba.celeba(self.path) if self.dataset == "celeba" else DATASETS[self.dataset]()
+
+    @cached_property
+    def parts(self) -> list[Tensor]:
+        labels = self.data.labels
+        if self.partition == "label":
+            return partition.by_label(labels, self.clients)
+        if self.partition == "iid":
+            return partition.iid(labels, self.clients, self.seed)
+        return partition.dirichlet(labels, self.clients, self.alpha, self.seed)
+
+    @cached_property
+    def federation(self) -> Federation:
+        sizes = torch.tensor([len(part) for part in self.parts])
+        return Federation(rows={"real": self.data.inputs[torch.cat(self.parts)]}, sizes=sizes)
+
+    # --- the game ---
+
+    @cached_property
+    def G(self) -> Network:
+        return Network(NETWORKS[self.network][0])
+
+    @cached_property
+    def D(self) -> Network:
+        return Network(NETWORKS[self.network][1])
+
+    def init(self, seed: int) -> Pair:
+        """Xavier's weights in linear and transposed layers, but not in dcgan; PyTorch's own elsewhere."""
+        x, y = (int(draws.key(draws.INIT, seed, player)) for player in (0, 1))
+        return Pair(self.G.init(x), self.D.init(y))
+
+    def noise(self, xi: Batch, like: Tensor) -> Tensor:
+        """(row, 100) in [-1, 1]; a row's does not depend on how many rows there are."""
+        return (2 * draws.uniform(xi.key, len(xi.weight), NOISE) - 1).to(like.dtype)
+
+    def generator_loss(self, z: Pair, xi: Batch) -> tuple[Tensor, Tensor]:
+        """What x descends, and the pictures it made."""
+        weight = xi.weight.to(z.x.dtype)
+        fake = self.G(z.x, self.noise(xi, z.x), weight)
+        return xi.mean(OBJECTIVES[self.objective](self.D(z.y, fake, weight)[:, 0])), fake
+
+    def f(self, z: Pair, xi: Batch, fake: Tensor) -> Tensor:
+        """What y ascends. Real and generated pictures go through D by themselves."""
+        weight, real = xi.weight.to(z.y.dtype), scaled(xi.rows["real"])
+        right = logsigmoid(self.D(z.y, real, weight)) + logsigmoid(-self.D(z.y, fake, weight))
+        return xi.mean(right[:, 0])
+
+    def field(self, z: Pair, xi: Batch) -> Pair:
+        def descends(x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.generator_loss(Pair(x, z.y), xi)
+
+        def ascends(y: Tensor) -> Tensor:
+            return self.f(Pair(z.x, y), xi, fake)
+
+        slope, fake = torch.func.grad(descends, has_aux=True)(z.x)
+        return Pair(slope, torch.func.grad(ascends)(z.y))
+
+    # --- what it has learnt ---
+
+    def generate(self, x: Tensor, count: int) -> list[Tensor]:
+        """Pictures in [-1, 1] from the same noise for all generators, a hundred at a time."""
+        key = draws.key(draws.PROBLEM, torch.full((), TABLE, device=x.device))
+        noise = (2 * draws.uniform(key, count, NOISE) - 1).to(x.dtype)
+        return [self.G(x, some, _equal(some)) for some in noise.split(TOGETHER)]
+
+    def pictures(self, z: Pair) -> dict[str, Tensor]:
+        """The first generated pictures, as bytes."""
+        fake = self.generate(z.x, TOGETHER)[0][:SHOWN]
+        return {"samples": ((fake + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)}
+
+    @cache  # noqa: B019  a problem lives as long as its program
+    def _judge(self, device: torch.device) -> tuple[Judge, scores.Moments]:
+        """Who judges, and what it sees in the test rows."""
+        if self.judge == "inception":
+            judge = judges.inception(self.inception, device)
+        else:
+            judge = judges.classifier(self.dataset, self.judge, self.data, device)
+        return judge, judges.real_moments(judge, self.data.test_inputs, device)
+
+    def evaluate(self, z: Pair) -> dict[str, float]:
+        """Inception Score and Frechet distance by a classifier, or FID by Inception; both players' losses."""
+        judge, real = self._judge(z.x.device)
+        fakes = self.generate(z.x, self.samples)
+        features = torch.cat([judges.look(judge, fake, z.x.device) for fake in fakes])
+        distance = scores.frechet_distance(scores.moments(features), real)
+        if judge.probabilities is None:
+            found = {"fid": distance}
+        else:
+            splits = scores.SPLITS[self.splits](len(features), 10)
+            score = scores.inception_score(judge.probabilities(features), splits)
+            found = {"inception_score": score, "frechet": distance}
+        return found | self._losses(z, torch.cat(fakes[: LOSS_ROWS // TOGETHER]))
+
+    def _losses(self, z: Pair, fake: Tensor) -> dict[str, float]:
+        real = scaled(self.data.test_inputs[:LOSS_ROWS].to(z.x.device))
+        on_real, on_fake = (
+            torch.cat([self.D(z.y, some, _equal(some))[:, 0] for some in rows.split(TOGETHER)])
+            for rows in (real, fake)
+        )
+        return {
+            "f": float(logsigmoid(on_real).mean() + logsigmoid(-on_fake).mean()),
+            "generator_loss": float(OBJECTIVES[self.objective](on_fake).mean()),
+        }
+
+
+def _equal(rows: Tensor) -> Tensor:
+    return torch.full((len(rows),), 1 / len(rows), dtype=rows.dtype, device=rows.device)

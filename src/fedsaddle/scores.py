@@ -1,0 +1,67 @@
+"""How good generated pictures are, as functions of what a judge saw in them.
+
+    Inception Score     exp( H(mean of p) - mean of H(p) ) for the classes' probabilities p, H their entropy
+    Frechet distance    |m - n|^2 + tr( C + D - 2 (C^1/2 D C^1/2)^1/2 ) between N(m, C) and N(n, D)
+
+Both are computed in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def disjoint(rows: int, count: int) -> list[slice]:
+    """Rows cut into `count` runs of equal length, or nearly so."""
+    ends = [rows * number // count for number in range(count + 1)]
+    return [slice(start, end) for start, end in pairwise(ends)]
+
+
+def nested(rows: int, count: int) -> list[slice]:
+    """The authors' release's splits: each holds nearly all of the one before, so their mean is smoothed."""
+    return [slice(number, rows * (number + 1) // count) for number in range(count)]
+
+
+SPLITS: dict[str, Callable[[int, int], list[slice]]] = {"disjoint": disjoint, "nested": nested}
+
+
+def inception_score(probabilities: Tensor, splits: list[slice]) -> float:
+    """The mean over splits of probabilities (row, class): 1 at the least, the number of classes at most."""
+    p = probabilities.to(torch.float64)
+    scores = [
+        torch.exp(torch.special.entr(p[rows].mean(0)).sum() - torch.special.entr(p[rows]).sum(1).mean())
+        for rows in splits
+    ]
+    return float(torch.stack(scores).mean())
+
+
+class Moments(NamedTuple):
+    """The mean and covariance of features."""
+
+    mean: Tensor
+    covariance: Tensor
+
+
+def moments(features: Tensor) -> Moments:
+    """Of features (row, feature)."""
+    rows = features.to(torch.float64)
+    centred = rows - rows.mean(0)
+    return Moments(rows.mean(0), centred.mT @ centred / max(1, len(rows) - 1))
+
+
+def frechet_distance(one: Moments, other: Moments) -> float:
+    """Between two Gaussians, whose covariances may be singular; not a number where their moments are not."""
+    if not all(torch.isfinite(moment).all() for moment in (*one, *other)):
+        return math.nan
+    # Symmetric all the way, so that eigenvalues are real; those that rounding made negative are zero.
+    values, vectors = torch.linalg.eigh(one.covariance)
+    root = (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
+    overlap = torch.linalg.eigvalsh(root @ other.covariance @ root).clamp(min=0).sqrt().sum()
+    spread = one.covariance.trace() + other.covariance.trace() - 2 * overlap
+    return max(0.0, float((one.mean - other.mean).square().sum() + spread))
