@@ -26,8 +26,9 @@ from torch.nn.functional import logsigmoid
 
 from fedsaddle import draws, judges, networks, scores
 from fedsaddle.core import Pair
-from fedsaddle.data import celeba, partition
+from fedsaddle.data import celeba
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
+from fedsaddle.data.partition import divide
 from fedsaddle.errors import BadInput, check_count, check_seed, unknown
 from fedsaddle.judges import Judge
 from fedsaddle.networks import NOISE, Network
@@ -107,12 +108,7 @@ class GAN:
 
     @cached_property
     def parts(self) -> list[Tensor]:
-        labels = self.data.labels
-        if self.partition == "label":
-            return partition.by_label(labels, self.clients)
-        if self.partition == "iid":
-            return partition.iid(labels, self.clients, self.seed)
-        return partition.dirichlet(labels, self.clients, self.alpha, self.seed)
+        return divide(self.data.labels, self.partition, self.clients, self.alpha, self.seed, None)
 
     @cached_property
     def federation(self) -> Federation:
