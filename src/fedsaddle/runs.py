@@ -46,6 +46,7 @@ from fedsaddle.pictures import grid, over_rounds
 from fedsaddle.problem import Pictured
 
 FORMAT = 1
+RARELY = 20  # times as long as a checkpoint took, before the next
 KEYS = {
     "rounds.csv": ("algorithm", "seed", "round", "floats_up", "floats_down", "time_simulated"),
     "traffic.csv": ("algorithm", "seed", "round", "direction", "variable", "kind", "floats"),
@@ -431,9 +432,12 @@ def execute(
     should_stop: Callable[[], bool] = lambda: False,
     checkpoint_seconds: float = 10.0,
 ) -> None:
-    """Run what is left of a plan. Checkpoints are made after evaluations, at most so often."""
+    """Run what is left of a plan. Checkpoints are made after evaluations, at most so often.
+
+    One that takes long (clients that remember may hold many gigabytes) is made more rarely still.
+    """
     plan, started, start = folder.plan, folder.started, folder.start
-    saved_at = time.monotonic()
+    saved_at, took = time.monotonic(), 0.0
     left = {name: study for name, study in plan.studies.items() if name not in folder.done}
     if not left:
         return
@@ -451,9 +455,11 @@ def execute(
                 folder.save(algorithm, stop)
                 diary.note(algorithm, time.monotonic() - began)
                 raise Interrupted
-            if stop.rows and time.monotonic() - saved_at >= checkpoint_seconds:
+            now = time.monotonic()
+            if stop.rows and now - saved_at >= max(checkpoint_seconds, RARELY * took):
                 folder.save(algorithm, stop)
                 saved_at = time.monotonic()
+                took = saved_at - now
         assert stop is not None  # a course has at least its start
         folder.finish(algorithm, study, stop)
         diary.note(algorithm, time.monotonic() - began)

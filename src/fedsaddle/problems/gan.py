@@ -22,7 +22,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import softplus
 
 from fedsaddle import draws, judges, networks, scores
 from fedsaddle.core import Pair
@@ -33,6 +33,12 @@ from fedsaddle.errors import BadInput, check_count, check_seed, unknown
 from fedsaddle.judges import Judge
 from fedsaddle.networks import NOISE, Network
 from fedsaddle.problem import Batch, Federation
+
+
+def logsigmoid(logits: Tensor) -> Tensor:
+    """PyTorch's own cannot be mapped twice on a GPU."""
+    return -softplus(-logits)
+
 
 # What x descends, as a function of D's logits of generated pictures.
 OBJECTIVES = {

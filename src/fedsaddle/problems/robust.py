@@ -118,14 +118,14 @@ class Robust:
         """The network behind its first layer."""
         return Network(lambda: nn.Sequential(*self.model.build()[2:]))  # type: ignore[index]
 
-    def starts(self, y: Tensor) -> list[Tensor]:
+    def starts(self, y: Tensor) -> Tensor:
         """Where the ascent begins: at y, at zero, and as far as y (at least 1) in random directions."""
         length = y.norm().clamp(min=1)
         directions = [
             draws.normal(draws.key(draws.PROBLEM, self.seed, RESTARTS + number), self.features).to(y)
             for number in range(self.restarts)
         ]
-        return [y, torch.zeros_like(y), *(length * direction / direction.norm() for direction in directions)]
+        return torch.stack([y, torch.zeros_like(y), *(length * one / one.norm() for one in directions)])
 
     def worst(self, z: Pair, rows: Rows) -> Worst:
         """The best of all points that gradient ascent passes on its way from several starts.
@@ -143,7 +143,7 @@ class Robust:
             return cross_entropy(self._beyond(rest, some + move), own, reduction="sum") / len(label)
 
         def climb(y: Tensor) -> tuple[Tensor, Tensor]:
-            best, highest = y, y.new_tensor(-math.inf)
+            best, highest = y, torch.full_like(y[0], -math.inf)
             for _ in range(self.ascent_steps + 1):
                 slope, value = torch.zeros_like(b), -self.penalty / 2 * y.square().sum()
                 for some, own in chunks(before, label):
@@ -154,8 +154,10 @@ class Robust:
                 y = self.project(Pair(z.x, y + self.ascent_size * rise)).y
             return best, highest
 
-        found = [climb(self.project(Pair(z.x, start)).y) for start in self.starts(z.y)]
-        y, loss = max(found, key=lambda one: float(one[1]))
+        ends, losses = torch.func.vmap(lambda start: climb(self.project(Pair(z.x, start)).y))(
+            self.starts(z.y)
+        )
+        y, loss = ends[losses.argmax()], losses.max()
         right = [self._beyond(rest, some + W @ y).argmax(1) == own for some, own in chunks(before, label)]
         return Worst(y, loss, torch.cat(right).float().mean())
 

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedsaddle import __version__
-from fedsaddle.report.reading import Lane, Run, Series, all_metrics
+from fedsaddle.report.reading import Lane, Pictures, Run, Series, all_metrics
 from fedsaddle.report.statistics import (
     COLLAPSED,
     Finding,
@@ -97,6 +97,18 @@ def _series(series: Series, metrics: Sequence[str]) -> dict[str, Any]:
             {"seed": lane.seed, "told": lane.diverged, **_end(lane)} for lane in series.lanes if lane.diverged
         ],
         "abandoned": series.abandoned,
+        "pictures": series.pictures and _pictures(series.pictures),
+    }
+
+
+def _pictures(pictures: Pictures) -> dict[str, Any]:
+    def embedded(png: bytes) -> str:
+        return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+    return {
+        "round": pictures.round,
+        "last": embedded(pictures.last),
+        "over_rounds": embedded(pictures.over_rounds),
     }
 
 

@@ -37,6 +37,15 @@ class Lane:
 
 
 @dataclass(frozen=True)
+class Pictures:
+    """What the first seed of an algorithm has learnt to make: PNG files."""
+
+    last: bytes
+    round: int  # of the last
+    over_rounds: bytes
+
+
+@dataclass(frozen=True)
 class Series:
     """One algorithm of one run."""
 
@@ -45,6 +54,7 @@ class Series:
     seeds: int  # that were asked for
     rounds: int  # that were asked for
     abandoned: int  # rounds, over all seeds
+    pictures: Pictures | None = None
 
     @property
     def alive(self) -> list[Lane]:
@@ -123,12 +133,30 @@ def read_run(folder: Path) -> Run:
         ]
         if lanes:
             counts = len(experiment["seeds"]), experiment["rounds"], abandoned.get(label, 0)
-            series.append(Series(label, lanes, *counts))
+            series.append(Series(label, lanes, *counts, read_pictures(folder / "samples", label)))
     strangers = {*points, *diverged} - {(one.label, lane.seed) for one in series for lane in one.lanes}
     if strangers:
         stranger = "{} with seed {}".format(*min(strangers))
         raise _damaged(str(folder), f"its experiment has no {stranger}")
     return Run(folder, experiment, metrics, series, read_environment(folder))
+
+
+def read_pictures(folder: Path, label: str) -> Pictures | None:
+    """The samples of an algorithm, if it makes any."""
+    rounds = [
+        int(path.stem.removeprefix(f"{label}-"))
+        for path in folder.glob(f"{label}-*.png")
+        if path.stem.removeprefix(f"{label}-").isdecimal()
+    ]
+    over = folder / f"{label}-rounds.png"
+    if not rounds or not over.is_file():
+        return None
+    files = (folder / f"{label}-{max(rounds)}.png", over)
+    try:
+        last, lines = (path.read_bytes() for path in files)
+    except OSError as error:
+        raise _damaged(str(folder), f"cannot read its pictures ({error.strerror})") from None
+    return Pictures(last, max(rounds), lines)
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
