@@ -434,7 +434,8 @@ def execute(
 ) -> None:
     """Run what is left of a plan. Checkpoints are made after evaluations, at most so often.
 
-    One that takes long (clients that remember may hold many gigabytes) is made more rarely still.
+    One that takes long (clients that remember may hold many gigabytes) is made more rarely still, unless
+    0 seconds ask for one after every evaluation.
     """
     plan, started, start = folder.plan, folder.started, folder.start
     saved_at, took = time.monotonic(), 0.0
@@ -456,7 +457,9 @@ def execute(
                 diary.note(algorithm, time.monotonic() - began)
                 raise Interrupted
             now = time.monotonic()
-            if stop.rows and now - saved_at >= max(checkpoint_seconds, RARELY * took):
+            if stop.rows and now - saved_at >= (
+                checkpoint_seconds and max(checkpoint_seconds, RARELY * took)
+            ):
                 folder.save(algorithm, stop)
                 saved_at = time.monotonic()
                 took = saved_at - now
