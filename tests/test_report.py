@@ -1,5 +1,6 @@
 """Reports: the numbers against hand computations, the files against damage, the page in a real browser."""
 
+import base64
 import csv
 import io
 import json
@@ -188,10 +189,30 @@ def test_a_curve_goes_on_with_the_seeds_that_are_left(by_hand):
 def test_what_explodes_does_not_press_the_others_to_the_ground(tmp_path):
     rows = [("calm", 0, 0, 0, 2.0), ("calm", 0, 2, 9, 1.0), ("wild", 0, 0, 0, 2.0), ("wild", 0, 2, 9, 1e300)]
     (run,) = read_runs([write_run(tmp_path / "run", rows, metrics="loss")])
-    shown = frame([curve(one, "loss") for one in run.series])
+    shown = frame("loss", [curve(one, "loss") for one in run.series])
     assert shown == (1.0, 6.0)
     assert not shown.over_decades
     assert findings(run.series, "loss")[1].final[0] >= 1e150
+
+
+def test_what_grows_as_it_should_is_shown_whole(tmp_path):
+    rows = [("able", 0, 0, 0, 2.0), ("able", 0, 2, 9, 8.5)]
+    (run,) = read_runs([write_run(tmp_path / "run", rows, metrics="inception_score")])
+    assert frame("inception_score", [curve(one, "inception_score") for one in run.series]) == (2.0, 8.5)
+
+
+def test_samples_are_in_the_page(tmp_path, call):
+    folder = write_run(tmp_path / "run", [("able", 0, 0, 0, 2.0), ("able", 0, 2, 9, 8.5)], metrics="f")
+    (folder / "samples").mkdir()
+    for name in ("able-0", "able-20", "able-100", "able-rounds", "able-b-200"):
+        (folder / "samples" / f"{name}.png").write_bytes(name.encode())
+    (run,) = read_runs([folder])
+    pictures = run.series[0].pictures
+    assert pictures is not None
+    assert (pictures.round, pictures.last, pictures.over_rounds) == (100, b"able-100", b"able-rounds")
+    call("report", str(folder))
+    text = (folder / "report.html").read_text()
+    assert f"data:image/png;base64,{base64.b64encode(b'able-100').decode()}" in text
 
 
 # --- reading ---------------------------------------------------------------------------------------------

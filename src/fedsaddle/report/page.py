@@ -56,7 +56,7 @@ def _data(runs: Sequence[Run]) -> dict[str, Any]:
                 "name": metric,
                 "high": better_high(metric),
                 "collapse": COLLAPSED if can_collapse(metric) else None,
-                **_frame([curve(one, metric) for one in series]),
+                **_frame(metric, [curve(one, metric) for one in series]),
                 "rows": [_row(finding) for finding in findings(series, metric)],
             }
             for metric in metrics
@@ -65,8 +65,8 @@ def _data(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _frame(curves: list[list[Place]]) -> dict[str, Any]:
-    shown = frame(curves)
+def _frame(metric: str, curves: list[list[Place]]) -> dict[str, Any]:
+    shown = frame(metric, curves)
     return {"top": shown.high, "logarithmic": shown.over_decades, "positive": shown.low > 0}
 
 

@@ -97,12 +97,15 @@ class Frame(NamedTuple):
         return self.low > 0 and self.high > 100 * self.low
 
 
-def frame(curves: Collection[Sequence[Place]]) -> Frame:
-    """All values, up to three times the highest start: what explodes would press all else to the ground."""
+def frame(metric: str, curves: Collection[Sequence[Place]]) -> Frame:
+    """All values; of a metric that should fall, up to three times the highest start.
+
+    What explodes would press all else to the ground.
+    """
     places = [place for one in curves for place in one]
     low, high = min(place.low for place in places), max(place.high for place in places)
     start = max(one[0].high for one in curves if one)
-    return Frame(low, min(high, 3 * start) if start > 0 else high)
+    return Frame(low, min(high, 3 * start) if start > 0 and not better_high(metric) else high)
 
 
 def area(points: Sequence[Point], metric: str, budget: float) -> float:
