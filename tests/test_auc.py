@@ -204,7 +204,7 @@ def test_dirichlet_proportions_have_their_moments():
         ({"partition": "labels"}, "did you mean 'label'"),
         ({"clients": 5000}, "at most the number of rows"),
         ({"positive": 11}, "positive must be one"),
-        ({"partition": "dirichlet", "alpha": 0.0}, "alpha must be above 0"),
+        ({"partition": "dirichlet", "alpha": 0.0}, "alpha must be a finite number above 0"),
     ],
 )
 def test_bad_dials_are_refused(dials, says):

@@ -363,7 +363,9 @@ def test_a_report_does_not_overwrite_what_is_not_one(by_hand, call, refused, tmp
     (tmp_path / "summary.csv").write_text("mine")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "mine.html").write_text("mine")
-    assert "summary.csv is there already" in refused("by-hand", "--out", "mine2.html")
+    (tmp_path / "mine2-summary.csv").write_text("mine")
+    assert "mine2-summary.csv is there already" in refused("by-hand", "--out", "mine2.html")
+    assert "folder of its own" in refused("by-hand", "--out", "")
     assert "mine.html is there already" in refused("by-hand", "--out", "mine.html")
     assert "cannot write to file" in refused("by-hand", "--out", "file/below")
     for _ in range(2):  # over its own it may write
@@ -374,6 +376,29 @@ def test_a_report_does_not_overwrite_what_is_not_one(by_hand, call, refused, tmp
         "summary.csv",
         "curves.csv",
     }
+
+
+def test_two_pages_may_lie_in_one_folder(by_hand, call, tmp_path):
+    write_run(tmp_path / "second", ROWS)
+    assert call("report", "by-hand", "--out", "first.html")[0] == 0
+    assert call("report", "second", "--out", "other.html")[0] == 0
+    assert (tmp_path / "first-curves.png").exists()
+    assert (tmp_path / "other-summary.csv").exists()
+
+
+def test_a_page_on_several_runs_does_not_replace_that_of_one(by_hand, call, tmp_path):
+    write_run(tmp_path / "second", ROWS)
+    code, _, stderr = call("report", "by-hand", "second", "--out", "second")
+    assert code == 2
+    assert "a report of its own" in stderr
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing_behind(by_hand, call, tmp_path):
+    (tmp_path / "by-hand" / "report.html").mkdir()
+    code, _, stderr = call("report", "by-hand")
+    assert code == 2
+    assert "cannot write to by-hand" in stderr
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_several_runs_have_a_folder_of_their_own(by_hand, call, tmp_path):

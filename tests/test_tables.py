@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -449,11 +450,38 @@ def test_a_table_that_is_set_is_seen_from_here(tmp_path, monkeypatch):
     assert plan.resolved["problem"]["dataset"] == path
 
 
-@pytest.mark.parametrize("value", ["1.5", "true", "[1]", "{}"])
+@pytest.mark.parametrize("value", ["1.5", "[1]", "{}"])
 def test_a_positive_that_is_no_label(tmp_path, value):
     table(tmp_path)
     with pytest.raises(BadInput, match=r"problem\.positive: should be one of the labels, got"):
         spec.load(experiment(tmp_path), settings=[f"problem.positive={value}"])
+
+
+@pytest.mark.parametrize(("words", "found"), [(("true", "false"), 1), (("FALSE", "TRUE"), 1), ((0, 1), 1)])
+def test_a_label_that_is_true_or_false(tmp_path, words, found):
+    rows = "\n".join(f"{number},{words[number % 2]}" for number in range(40))
+    (tmp_path / "flags.csv").write_text(f"a,label\n{rows}\n")
+    problem = fs.AUC(dataset=str(tmp_path / "flags.csv"), clients=4, partition="iid", positive=True)
+    assert problem.target == found
+
+
+@pytest.mark.parametrize("cell", ["1_000", "\u0661"])
+def test_what_only_python_takes_for_a_number_is_refused(tmp_path, cell):
+    (tmp_path / "odd.csv").write_text(f"a,label\n1,0\n2,1\n{cell},0\n")
+    with pytest.raises(BadInput, match="line 4: expected a number"):
+        fs.AUC(dataset=str(tmp_path / "odd.csv"), positive=1)
+
+
+def test_a_decimal_comma_is_suspected(tmp_path):
+    (tmp_path / "comma.csv").write_text('a,label\n"1,5",0\n"2,5",1\n')
+    with pytest.raises(BadInput, match="decimal comma"):
+        fs.AUC(dataset=str(tmp_path / "comma.csv"), positive=1)
+
+
+def test_a_table_must_be_a_plain_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(BadInput, match="not a plain file"):
+        fs.AUC(dataset=str(tmp_path / "pipe.csv"), positive=1)
 
 
 def test_the_resolved_experiment_means_the_same_files(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
 import signal
 import sys
@@ -94,6 +95,14 @@ def _diverged(plan: Plan, algorithm: str, stop: Stop) -> list[str]:
     ]
 
 
+def _say(line: str) -> None:
+    """Print a line; if nobody reads any more, be quiet from then on, and let the run go on."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Lines:
     """For a pipe: a plain line about every tenth of the way, and for every lane that diverges."""
 
@@ -106,17 +115,14 @@ class Lines:
 
     def stop(self, algorithm: str, stop: Stop) -> None:
         for line in _diverged(self.plan, algorithm, stop):
-            print(line, flush=True)
+            _say(line)
         last = stop.round == self.plan.rounds
         if stop.rows and (last or stop.round == 0 or stop.round - self.told >= self.plan.rounds / 10):
             self.told = stop.round
             rounds = stop.round - self.start
             pace = f"  {_speed(rounds, self.began)} rounds/s" if rounds else ""
             lanes = len(self.plan.studies[algorithm].seeds)
-            print(
-                f"{algorithm} round {stop.round}/{self.plan.rounds}  {_describe(stop, lanes)}{pace}",
-                flush=True,
-            )
+            _say(f"{algorithm} round {stop.round}/{self.plan.rounds}  {_describe(stop, lanes)}{pace}")
 
 
 class Bars:
@@ -278,6 +284,8 @@ def report(
     ] = None,
 ) -> None:
     """Make a page that opens anywhere, with figures as PNG and tables as CSV beside it."""
+    if place is not None and str(place) in ("", "."):
+        raise BadInput("--out needs a folder of its own or a FILE.html, such as report")
     found = read_runs(runs)
     for run in found:
         if run.unfinished:
@@ -383,5 +391,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        print(f"error: {error.strerror or error}{where}; what was saved can be resumed", file=sys.stderr)
+        print(
+            f"error: {error.strerror or error}{where}; a run that was saved can be resumed", file=sys.stderr
+        )
         sys.exit(1)

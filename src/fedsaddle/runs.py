@@ -18,6 +18,7 @@ anything but (seed, round, phase, client), it writes the same bytes again.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -81,11 +82,16 @@ class Interrupted(Exception):
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a crash leaves the old one or the new one, never a part."""
     part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from None  # the .part is nobody's concern
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -252,6 +252,8 @@ def load(
         checked = Experiment.model_validate(tables)
     except ValidationError as error:
         raise _explain(error, Experiment, "") from None
+    if not checked.name.strip():
+        raise BadInput("name is empty; call the experiment something")
     check_count("rounds", checked.rounds)
     check_count("evaluate_every", checked.evaluate_every)
     check_count("threads", checked.threads, most=1024)
@@ -259,7 +261,10 @@ def load(
         raise BadInput(f"memory_gb must be above 0 and at most a million, got {checked.memory_gb:g}")
     for label in checked.algorithms:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", label):
-            raise BadInput(f"algorithms.{label}: a name may hold up to 100 letters, digits, '.', '_', '-'")
+            raise BadInput(
+                f"algorithms.{label}: a name begins with a letter or digit and holds up to 100 letters, "
+                "digits, '.', '_', '-'"
+            )
     wanted = list(dict.fromkeys(algorithms)) or list(checked.algorithms)
     for label in wanted:
         if label not in checked.algorithms:

@@ -23,10 +23,16 @@ def _check(rows: int, clients: int) -> None:
         raise BadInput(f"clients must be at most the number of rows ({rows}), got {clients}")
 
 
+def check_alpha(alpha: float) -> None:
+    if not 0 < alpha < math.inf:
+        raise BadInput(f"alpha must be a finite number above 0, got {alpha}")
+
+
 def divide(
     labels: Tensor, how: str, clients: int, alpha: float, seed: int, owners: Tensor | None = None
 ) -> list[Tensor]:
     """By one of the PARTITIONS; alpha is of dirichlet, and of column there are as many clients as owners."""
+    check_alpha(alpha)  # whether it is used or not
     if how not in PARTITIONS:
         raise unknown("partition", how, PARTITIONS)
     if how == "column":
@@ -62,8 +68,7 @@ def dirichlet(labels: Tensor, clients: int, alpha: float, seed: int) -> list[Ten
     Every client gets at least one row: those left without any take one each from the largest.
     """
     _check(len(labels), clients)
-    if not 0 < alpha < math.inf:
-        raise BadInput(f"alpha must be above 0, got {alpha}")
+    check_alpha(alpha)
     shares: list[list[Tensor]] = [[] for _ in range(clients)]
     for number, label in enumerate(labels.unique().tolist()):
         rows = _shuffled((labels == label).nonzero().flatten(), seed, 1 + 2 * number)

@@ -109,6 +109,8 @@ def load(
 def _read(path: str, sha256: str) -> tuple[bytes, str]:
     """A file's bytes and their hash."""
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise BadInput(f"the table {path} is not a plain file")
         with open(path, "rb") as file:
             check_memory(path, os.fstat(file.fileno()).st_size)  # two bytes may become a number of eight
             data = file.read()
@@ -159,8 +161,11 @@ class Numbers:
         self.blocks: list[Array] = []
 
     def take(self, cells: list[str], lines: list[int]) -> None:
+        text = "".join(cells)
         try:
-            block = numpy.fromiter(map(float, cells), numpy.float64, len(cells))
+            # Python also reads 1_000 and the digits of other scripts, which nobody means here.
+            plain = text.isascii() and "_" not in text
+            block = numpy.fromiter(map(float, cells if plain else ["?"]), numpy.float64, len(cells))
         except ValueError:
             block = numpy.full(len(cells), numpy.nan)
         if not (abs(block) < LARGEST).all():
@@ -204,6 +209,10 @@ class Texts:
     def _check(self, word: str, where: str) -> None:
         if word.lower() in MISSING:
             raise BadInput(f"{where}: the value is missing; fill it in, or leave out the row or the column")
+        if self.feature and re.fullmatch(r"-?\d+,\d+", word):
+            raise BadInput(
+                f"{where}: '{word[:80]}' looks like a number with a decimal comma; write it with a point"
+            )
         if self.feature and _is_number(word):
             raise BadInput(f"{where}: expected a word as in the lines before, got the number {word[:80]}")
         if self.feature and len(self.words) == MOST_WORDS:
@@ -221,7 +230,7 @@ def _is_number(cell: str) -> bool:
         float(cell)
     except ValueError:
         return False
-    return True
+    return cell.isascii() and "_" not in cell
 
 
 def _header(path: str, header: list[str], label: str) -> list[str]:

@@ -41,7 +41,7 @@ class AUC:
     alpha: float = 0.5  # of dirichlet
     network: str = "mlp"  # lenet5, cifar-cnn, logistic or mlp
     scoring: Literal["sigmoid", "release"] = "sigmoid"
-    positive: int | str | None = None  # the class to be found; 0 in the datasets with a name
+    positive: bool | int | str | None = None  # the class to be found; 0 in the datasets with a name
     seed: int = 0  # of the partition, and of which rows are tested
     # Of a file:
     label: str = "label"  # the column of the classes
@@ -71,7 +71,10 @@ class AUC:
         for rows, labels in (("training", self.data.labels), ("test", self.data.test_labels)):
             if not 0 < (labels == self.target).float().mean() < 1:
                 name = self.data.classes[self.target]
-                raise BadInput(f"{self.dataset}: the {rows} rows must hold '{name}' and other classes too")
+                raise BadInput(
+                    f"{self.dataset}: the {rows} rows must hold '{name}' and other classes too; give more "
+                    "rows, another test_share or a test file"
+                )
         if self.partition == "column" and self.data.owners is None:
             raise BadInput(
                 f"{self.dataset} has no column '{self.client}' to say who holds a row; name the one that "
@@ -116,11 +119,15 @@ class AUC:
         if self.positive is None and tables.is_table(self.dataset):
             raise BadInput(f"positive is missing, the class to be found; known: {', '.join(classes)}")
         wanted = "0" if self.positive is None else str(self.positive)
-        if wanted not in classes:
-            raise BadInput(
-                f"positive must be one of the classes, got '{wanted}'; known: {', '.join(classes)}"
-            )
-        return classes.index(wanted)
+        # An array of booleans has the classes 0 and 1; a CSV file may say true or TRUE.
+        names = {True: ("1", "True", "true", "TRUE"), False: ("0", "False", "false", "FALSE")}
+        words = names[self.positive] if isinstance(self.positive, bool) else (wanted,)
+        found = [word for word in words if word in classes]
+        if not found:
+            more = f" and {len(classes) - 20} more" if len(classes) > 20 else ""
+            known = ", ".join(classes[:20])
+            raise BadInput(f"positive must be one of the classes, got '{wanted}'; known: {known}{more}")
+        return classes.index(found[0])
 
     @cached_property
     def parts(self) -> list[Tensor]:

@@ -14,8 +14,6 @@ from fedsaddle.report.reading import Run, Series, all_metrics, read_runs
 from fedsaddle.report.statistics import Finding, curve, findings, spread
 from fedsaddle.runs import write_atomically
 
-BESIDE = ("curves.png", "summary.csv", "curves.csv")
-
 __all__ = ["Finding", "findings", "read_runs", "spread", "write_report"]
 
 
@@ -23,20 +21,29 @@ def write_report(runs: Sequence[Run], out: Path | None = None) -> Path:
     """Write report.html and what lies beside it: into the run's own folder, or where `out` says."""
     target = out or (runs[0].folder if len(runs) == 1 else Path("report"))
     html = target if target.suffix == ".html" else target / "report.html"
-    if out is not None or len(runs) > 1:
+    if html.parent.resolve() != runs[0].folder.resolve() or len(runs) > 1:
+        if (html.parent / "experiment.json").exists():
+            raise BadInput(f"{html.parent} is a run's folder, with a report of its own: choose another --out")
         _check_free(html)
-    try:
-        html.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"cannot write to {html.parent}: {error.strerror}; choose another --out") from None
     series = [one for run in runs for one in run.series]
     metrics = all_metrics(runs)
-    # The page first: where it lies, the other files are known to be a report's.
-    write_atomically(html, page(runs).encode())
-    draw(series, metrics[0], html.parent / "curves.png")
-    write_atomically(html.parent / "summary.csv", _csv(_summary(series, metrics)))
-    write_atomically(html.parent / "curves.csv", _csv(_curves(series, metrics)))
+    picture, summary, curves = beside(html)
+    try:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        # The page first: where it lies, the other files are known to be a report's.
+        write_atomically(html, page(runs).encode())
+        draw(series, metrics[0], picture)
+        write_atomically(summary, _csv(_summary(series, metrics)))
+        write_atomically(curves, _csv(_curves(series, metrics)))
+    except OSError as error:
+        raise BadInput(f"cannot write to {html.parent}: {error.strerror}; choose another --out") from None
     return html
+
+
+def beside(html: Path) -> list[Path]:
+    """The files that go with a page; those of one with a name of its own begin with that."""
+    prefix = "" if html.name == "report.html" else f"{html.stem}-"
+    return [html.parent / f"{prefix}{name}" for name in ("curves.png", "summary.csv", "curves.csv")]
 
 
 def _check_free(html: Path) -> None:
@@ -44,7 +51,7 @@ def _check_free(html: Path) -> None:
     try:
         if html.is_file() and GENERATOR in html.read_text(encoding="utf-8", errors="replace"):
             return
-        taken = [path for path in (html, *(html.parent / name for name in BESIDE)) if path.exists()]
+        taken = [path for path in (html, *beside(html)) if path.exists()]
     except OSError as error:
         raise BadInput(f"cannot write to {html}: {error.strerror}; choose another --out") from None
     if taken:
