@@ -13,6 +13,12 @@ from zoo import ALGORITHMS, quadratic
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
+@pytest.fixture(autouse=True)
+def exact(monkeypatch):
+    """PyTorch lets convolutions round to TF32 by itself; the command line does not."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 def test_draws_are_the_same_bits():
     seeds, clients = torch.arange(20), torch.arange(0, 10**12, 10**11)
     cpu = draws.key(draws.BATCHES, seeds[:, None], 7, 1, clients)
