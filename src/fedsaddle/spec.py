@@ -290,6 +290,7 @@ def load(
                 problem,
                 algorithm,
                 seeds=seed_list,
+                names=[label],
                 quorum=quorum,
                 fleet=fleet,
                 batch=checked.batch,
