@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedsaddle.errors import BadInput
-from fedsaddle.report.figures import draw
+from fedsaddle.report.figures import draw, draw_heat_map
 from fedsaddle.report.page import GENERATOR, page
 from fedsaddle.report.reading import Run, Series, all_metrics, read_runs
 from fedsaddle.report.statistics import Finding, curve, findings, spread
+from fedsaddle.report.sweeps import families_of, file_of, main_series
 from fedsaddle.runs import write_atomically
 
 BESIDE = ("curves.png", "summary.csv", "curves.csv")
@@ -23,8 +24,14 @@ def write_report(runs: Sequence[Run], out: Path | None = None) -> Path:
     """Write report.html and what lies beside it: into the run's own folder, or where `out` says."""
     target = out or (runs[0].folder if len(runs) == 1 else Path("report"))
     html = target if target.suffix == ".html" else target / "report.html"
+    maps = {
+        name: family
+        for run in runs
+        for family in families_of(run)
+        if family.heat_map and (name := file_of(run, family, alone=len(runs) == 1))
+    }
     if out is not None or len(runs) > 1:
-        _check_free(html)
+        _check_free(html, [*BESIDE, *maps])
     try:
         html.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -33,18 +40,20 @@ def write_report(runs: Sequence[Run], out: Path | None = None) -> Path:
     metrics = all_metrics(runs)
     # The page first: where it lies, the other files are known to be a report's.
     write_atomically(html, page(runs).encode())
-    draw(series, metrics[0], html.parent / "curves.png")
+    draw(main_series(runs), metrics[0], html.parent / "curves.png")
+    for name, family in maps.items():
+        draw_heat_map(family, html.parent / name)
     write_atomically(html.parent / "summary.csv", _csv(_summary(series, metrics)))
     write_atomically(html.parent / "curves.csv", _csv(_curves(series, metrics)))
     return html
 
 
-def _check_free(html: Path) -> None:
+def _check_free(html: Path, beside: Sequence[str]) -> None:
     """Refuse to write over what is not a report."""
     try:
         if html.is_file() and GENERATOR in html.read_text(encoding="utf-8", errors="replace"):
             return
-        taken = [path for path in (html, *(html.parent / name for name in BESIDE)) if path.exists()]
+        taken = [path for path in (html, *(html.parent / name for name in beside)) if path.exists()]
     except OSError as error:
         raise BadInput(f"cannot write to {html}: {error.strerror}; choose another --out") from None
     if taken:
