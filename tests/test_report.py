@@ -18,8 +18,8 @@ from scipy.stats import ttest_rel
 import chromium
 from fedsaddle import cli, environment
 from fedsaddle.errors import BadInput
-from fedsaddle.report import findings, read_runs, write_report
 from fedsaddle.problem import better_high
+from fedsaddle.report import findings, read_runs, write_report
 from fedsaddle.report.reading import Point
 from fedsaddle.report.statistics import area, curve, frame, paired_t_test, spread
 from test_runs import ARGUMENTS, fedsaddle, true_after

@@ -125,7 +125,7 @@ def _run(run: Run) -> dict[str, Any]:
         "unfinished": run.unfinished,
         "experiment": experiment,
         "environment": run.environment,
-        "again": f"fedsaddle run {shlex.quote(folder + '/experiment.json')} --out runs/again",
+        "again": f"fedsaddle {'sweep' if families_of(run) else 'run'} {shlex.quote(folder + '/experiment.json')} --out runs/again",
     }
 
 
