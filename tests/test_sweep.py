@@ -124,7 +124,11 @@ def test_the_papers_grids():
     sizes = {name: len(settings(grid, 10_000, 0)) for name, grid in tables["sweep"]["grid"].items()}
     assert sizes == {
         **dict.fromkeys(["cdma-one", "cdma-nc", "parallel-sgda", "local-sgda-plus"], 42),
-        "cdma-ada": 504, "extra-step": 9, "coda-plus": 30, "catalyst-scaffold-s": 30, "codasca": 90,
+        "cdma-ada": 504,
+        "extra-step": 9,
+        "coda-plus": 30,
+        "catalyst-scaffold-s": 30,
+        "codasca": 90,
     }
 
 
@@ -208,9 +212,11 @@ def test_a_test_metric_is_refused_unless_it_is_asked_for(tmp_path, monkeypatch, 
     assert "CHOSEN BY test_auc, WHICH LOOKS AT TEST ROWS" in capsys.readouterr().err
     assert "CHOSEN BY test_auc" in (out / "best.toml").read_text()
     assert "CHOSEN BY test_auc" in (out / "report.html").read_text()
+    fair = write(
+        tmp_path / "fair.json", DIGITS | {"problem": {"name": "fair", "clients": 50}}, by="worst_loss"
+    )
     with pytest.raises(BadInput, match="worst_loss, which looks at test rows"):
-        fair = DIGITS | {"problem": {"name": "fair", "clients": 50}}
-        load_sweep(write(tmp_path / "fair.json", fair, by="worst_loss"))
+        load_sweep(fair)
 
 
 def test_validation_rows_are_a_share_of_each_class_that_no_client_has():

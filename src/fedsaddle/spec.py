@@ -13,6 +13,7 @@ import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -198,8 +199,9 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-def _build(cls: type[Any], table: dict[str, Any], where: str, defaults: dict[str, Any] | None = None) -> Any:
-    """An instance of a dataclass from a table of an experiment file."""
+@cache
+def _model(cls: type[Any]) -> type[BaseModel]:
+    """What a table must hold to become an instance of a dataclass."""
     hints = typing.get_type_hints(cls)
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
@@ -207,7 +209,12 @@ def _build(cls: type[Any], table: dict[str, Any], where: str, defaults: dict[str
             continue
         hint = float if hints[field.name] == Scalar else hints[field.name]
         fields[field.name] = (hint, ... if field.default is dataclasses.MISSING else field.default)
-    model = create_model(cls.__name__, __config__=ConfigDict(extra="forbid", strict=True), **fields)
+    return create_model(cls.__name__, __config__=ConfigDict(extra="forbid", strict=True), **fields)
+
+
+def _build(cls: type[Any], table: dict[str, Any], where: str, defaults: dict[str, Any] | None = None) -> Any:
+    """An instance of a dataclass from a table of an experiment file."""
+    model = _model(cls)
     try:
         checked = model.model_validate(
             {**(defaults or {}), **{key: _tuples(value) for key, value in table.items()}}
@@ -215,7 +222,7 @@ def _build(cls: type[Any], table: dict[str, Any], where: str, defaults: dict[str
     except ValidationError as error:
         raise _explain(error, model, where) from None
     try:
-        return cls(**{name: getattr(checked, name) for name in fields})
+        return cls(**{name: getattr(checked, name) for name in model.model_fields})
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
 
@@ -504,6 +511,7 @@ def _grouped(bench: _Bench, name: str, family: dict[str, dict[str, Any]]) -> dic
 
 
 COPIES = 4  # of what a lane holds: before a round, sent, merged, after it
+SHARE = 2  # lanes may fill this part of what visits may: both are in memory at once
 
 
 def _settings_at_once(bench: _Bench, group: dict[str, tuple[Any, int | None]]) -> int:
@@ -517,4 +525,4 @@ def _settings_at_once(bench: _Bench, group: dict[str, tuple[Any, int | None]]) -
     limit = Vectorised(
         None if bench.checked.memory_gb is None else int(bench.checked.memory_gb * 2**30)
     ).limit(torch.device(bench.device))
-    return max(1, int(limit // ((COPIES * server + memory) * len(bench.seeds))))
+    return max(1, limit // SHARE // ((COPIES * server + memory) * len(bench.seeds)))

@@ -117,15 +117,17 @@ def _frame(curves: list[list[Place]]) -> dict[str, Any]:
 
 
 def _run(run: Run) -> dict[str, Any]:
-    folder, experiment = str(run.folder), dict(run.experiment)
-    if families_of(run):  # what the algorithms' table shows need not be said twice
+    folder, experiment, command = str(run.folder), dict(run.experiment), "run"
+    if families_of(run):
+        command = "sweep"
+        # What the algorithms' table shows need not be said twice.
         experiment["sweep"] = {key: value for key, value in experiment["sweep"].items() if key != "settings"}
     return {
         "folder": folder,
         "unfinished": run.unfinished,
         "experiment": experiment,
         "environment": run.environment,
-        "again": f"fedsaddle {'sweep' if families_of(run) else 'run'} {shlex.quote(folder + '/experiment.json')} --out runs/again",
+        "again": f"fedsaddle {command} {shlex.quote(folder + '/experiment.json')} --out runs/again",
     }
 
 
