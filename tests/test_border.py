@@ -279,7 +279,7 @@ def test_a_number_that_is_none(refused, key, value):
         ("fleet={model='dropout',rate=[0.5, 0.5]}", "20 clients"),
         ("fleet={model='latency',median=0}", "above 0"),
         ("fleet={model='trace'}", "path is missing"),
-        ("problem={clients=20}", "bilinear, quadratic"),
+        ("problem={clients=20}", "quadratic, quadratic-pl"),
         ("algorithms={}", "[algorithms."),
         ("algorithms.cdma-one=3", "algorithms.cdma-one"),
         ("algorithms.cdma-one={gamma=0.1}", "algorithms.cdma-one.eta is missing"),

@@ -495,7 +495,7 @@ def test_the_progress_line_fits_into_80_columns(monkeypatch):
     screen.print(progress.get_renderable())
     (line,) = screen.file.getvalue().splitlines()
     assert re.fullmatch(
-        rf"{longest}  30/600 30/s +\S+ stationarity 0.000123 up 1.23M 4/5 alive *", line.rstrip("\n")
+        rf"{longest}  30/600 30/s +\S+ stationarity 0.0001235 up 1.23M 4/5 alive *", line.rstrip("\n")
     ), line
 
 

@@ -67,14 +67,14 @@ class Silent:
 
 
 def _describe(plan: Plan, study: str, stop: Stop) -> str:
-    up = sum(row.floats_up for row in stop.rows) / len(stop.rows)
-    rest = f"up {_amount(up)} {sum(stop.lanes.alive)}/{len(plan.studies[study].seeds)} alive"
+    alive = f"{sum(stop.lanes.alive)}/{len(plan.studies[study].seeds)} alive"
     if plan.by:
         value, name = _leader(plan.by, plan.studies[study].names, stop)
-        return f"best {plan.by} {value:.4g} ({name}) {rest}"
+        return f"best {plan.by} {value:.4g} ({name}) {alive}"
     name = next(iter(stop.rows[0].metrics))
     mean = sum(row.metrics[name] for row in stop.rows) / len(stop.rows)
-    return f"{name} {mean:.4g} {rest}"
+    up = sum(row.floats_up for row in stop.rows) / len(stop.rows)
+    return f"{name} {mean:.4g} up {_amount(up)} {alive}"
 
 
 def _leader(by: str, names: tuple[str, ...], stop: Stop) -> tuple[float, str]:

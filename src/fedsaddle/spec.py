@@ -214,7 +214,7 @@ def _model(cls: type[Any]) -> type[BaseModel]:
 
 def _build(cls: type[Any], table: dict[str, Any], where: str, defaults: dict[str, Any] | None = None) -> Any:
     """An instance of a dataclass from a table of an experiment file."""
-    model = _model(cls)
+    model = _model(cls)  # type: ignore[arg-type]
     try:
         checked = model.model_validate(
             {**(defaults or {}), **{key: _tuples(value) for key, value in table.items()}}
@@ -525,4 +525,4 @@ def _settings_at_once(bench: _Bench, group: dict[str, tuple[Any, int | None]]) -
     limit = Vectorised(
         None if bench.checked.memory_gb is None else int(bench.checked.memory_gb * 2**30)
     ).limit(torch.device(bench.device))
-    return max(1, limit // SHARE // ((COPIES * server + memory) * len(bench.seeds)))
+    return max(1, int(limit // SHARE // ((COPIES * server + memory) * len(bench.seeds))))
