@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from fedsaddle.errors import BadInput
 from fedsaddle.problems import AUC
 from fedsaddle.report import read_runs
 from fedsaddle.report.sweeps import families_of
-from fedsaddle.spec import load, load_sweep
+from fedsaddle.spec import SHIPPED, Sweep, load, load_sweep
 from fedsaddle.sweep import Halving, Span, rungs, score, settings, to_toml
 from test_report import browser  # noqa: F401
 from test_runs import fedsaddle, result, true_after
@@ -119,7 +120,7 @@ def test_what_the_memory_does_not_hold_together_comes_after_one_another(tiny):
 
 
 def test_the_papers_grids():
-    tables = tomllib.loads(Path("src/fedsaddle/experiments/auc-mnist.toml").read_text())
+    tables = tomllib.loads((SHIPPED / "auc-mnist.toml").read_text())
     assert set(tables["sweep"]["grid"]) == set(tables["algorithms"])
     sizes = {name: len(settings(grid, 10_000, 0)) for name, grid in tables["sweep"]["grid"].items()}
     assert sizes == {
@@ -130,6 +131,22 @@ def test_the_papers_grids():
         "catalyst-scaffold-s": 30,
         "codasca": 90,
     }
+
+
+def test_the_documented_sweep_can_be_made(tmp_path):
+    text = (Path(__file__).parent.parent / "docs/sweep.md").read_text()
+    (block,) = re.findall("```toml\n(.*?)```", text, flags=re.S)
+    algorithms = {
+        "cdma-ada": {"c_eta": 1.0, "c_gamma": 1.0},
+        "catalyst-scaffold-s": {"eta_l": 1.0, "eta_g": 1.0},
+    }
+    problem = {"name": "auc", "clients": 50, "network": "logistic", "validation_share": 0.1}
+    tables = TABLES | tomllib.loads(block) | {"algorithms": algorithms, "problem": problem}
+    plan = load_sweep(write(tmp_path / "documented.json", tables))
+    assert plan.by == "validation_auc"
+    assert len(plan.resolved["algorithms"]) == 24 + 2
+    keys = set(Sweep.model_fields) - {"settings", "by_test"}
+    assert keys == set(tomllib.loads(block)["sweep"])
 
 
 # --- at the border ---------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ class Vectorised:
         return stacked
 
     def limit(self, device: torch.device) -> int:
+        """What may be held at a time, in bytes."""
         if self.memory is None:
             on_gpu = device.type == "cuda"
             self.memory = torch.cuda.get_device_properties(device).total_memory // 2 if on_gpu else 4 << 30

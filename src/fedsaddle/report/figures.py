@@ -72,7 +72,7 @@ def draw_heat_map(family: Family, path: Path) -> None:
             continue
         shade = shades[y][x] = family.shades[series.label]
         panel.text(
-            x, y, f"{value:.3g}", ha="center", va="center", fontsize=7, color="w" if shade > 0.6 else "k"
+            x, y, f"{value:.4g}", ha="center", va="center", fontsize=7, color="w" if shade > 0.6 else "k"
         )
     panel.imshow(shades, cmap="Blues", vmin=-0.15, vmax=1.1, origin="lower", aspect="auto")
     panel.set_xticks(range(width), heat.xs, rotation=45, ha="right", fontsize=7)
