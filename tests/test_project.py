@@ -28,7 +28,7 @@ FLOORS = [
     {"algorithms", "problems"},
     {"engine"},
     {"simulate"},
-    {"runs", "environment"},
+    {"runs", "environment", "sweep"},
     {"spec", "report", "tensorboard"},
     {"cli"},
 ]

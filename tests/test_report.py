@@ -19,9 +19,10 @@ from scipy.stats import ttest_rel
 import chromium
 from fedsaddle import cli, environment
 from fedsaddle.errors import BadInput
+from fedsaddle.problem import better_high
 from fedsaddle.report import findings, read_runs, write_report
 from fedsaddle.report.reading import Point
-from fedsaddle.report.statistics import area, better_high, curve, frame, paired_t_test, spread
+from fedsaddle.report.statistics import area, curve, frame, paired_t_test, spread
 from test_runs import ARGUMENTS, fedsaddle, true_after
 
 # --- runs written by hand --------------------------------------------------------------------------------
@@ -528,7 +529,7 @@ def test_the_progress_line_fits_into_80_columns(monkeypatch):
     screen = Console(width=80, force_terminal=True, file=io.StringIO(), color_system=None)
     monkeypatch.setattr(cli, "out", screen)
     longest = "catalyst-scaffold-s"
-    plan = SimpleNamespace(rounds=600, studies={longest: SimpleNamespace(seeds=range(5))})
+    plan = SimpleNamespace(rounds=600, by="", studies={longest: SimpleNamespace(seeds=range(5))})
     progress = cli._bars()
     bars = cli.Bars(plan, progress)
     bars.begin(longest, 0)

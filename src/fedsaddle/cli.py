@@ -38,8 +38,10 @@ from fedsaddle.errors import BadInput
 from fedsaddle.fleet import FLEETS
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.report import findings, read_runs, spread, write_report
-from fedsaddle.runs import Interrupted, Plan, RunFolder, Watch, execute
-from fedsaddle.spec import load, shipped
+from fedsaddle.report.sweeps import CHOSEN_BY_TEST, families_of, winners_toml
+from fedsaddle.runs import Interrupted, Plan, RunFolder, Watch, execute, write_atomically
+from fedsaddle.spec import load, load_sweep, shipped
+from fedsaddle.sweep import score
 
 BAD_INPUT, ALL_DIVERGED, INTERRUPTED = 2, 3, 130
 
@@ -58,18 +60,31 @@ out = Console() if sys.stdout.isatty() else Console(width=120)
 class Silent:
     """For --quiet."""
 
-    def begin(self, algorithm: str, start: int) -> None:
+    def begin(self, study: str, start: int) -> None:
         pass
 
-    def stop(self, algorithm: str, stop: Stop) -> None:
+    def stop(self, study: str, stop: Stop) -> None:
         pass
 
 
-def _describe(stop: Stop, lanes: int) -> str:
+def _describe(plan: Plan, study: str, stop: Stop) -> str:
+    alive = f"{sum(stop.lanes.alive)}/{len(plan.studies[study].seeds)} alive"
+    if plan.by:
+        value, name = _leader(plan.by, plan.studies[study].names, stop)
+        return f"best {plan.by} {value:.4g} ({name}) {alive}"
     name = next(iter(stop.rows[0].metrics))
     mean = sum(row.metrics[name] for row in stop.rows) / len(stop.rows)
     up = sum(row.floats_up for row in stop.rows) / len(stop.rows)
-    return f"{name} {mean:.4g} up {_amount(up)} {sum(stop.lanes.alive)}/{lanes} alive"
+    return f"{name} {mean:.4g} up {_amount(up)} {alive}"
+
+
+def _leader(by: str, names: tuple[str, ...], stop: Stop) -> tuple[float, str]:
+    """The best setting at an evaluation, and its mean over the seeds."""
+    values: dict[str, list[float]] = {}
+    for row in stop.rows:
+        values.setdefault(names[row.lane], []).append(row.metrics[by])
+    name = min(values, key=lambda name: score(by, values[name], names.count(name)))
+    return sum(values[name]) / len(values[name]), name
 
 
 def _amount(floats: float) -> str:
@@ -85,14 +100,11 @@ def _speed(rounds: int, since: float) -> str:
     return f"{speed:.{0 if speed >= 10 else 1}f}"
 
 
-def _diverged(plan: Plan, algorithm: str, stop: Stop) -> list[str]:
-    """A line for each lane that has just diverged."""
-    seeds = plan.studies[algorithm].seeds
-    return [
-        f"{algorithm} seed {seeds[event.lane]} diverged in round {event.round}: {event.detail}"
-        for event in stop.events
-        if event.what == "diverged"
-    ]
+def _diverged(plan: Plan, study: str, stop: Stop) -> list[str]:
+    """A line for each lane that has just diverged. In a sweep many do, and their number says enough."""
+    lost = [event for event in stop.events if event.what == "diverged" and not plan.by]
+    seeds = plan.studies[study].seeds
+    return [f"{study} seed {seeds[one.lane]} diverged in round {one.round}: {one.detail}" for one in lost]
 
 
 def _say(line: str) -> None:
@@ -109,20 +121,20 @@ class Lines:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
-    def begin(self, algorithm: str, start: int) -> None:
+    def begin(self, study: str, start: int) -> None:
         self.told = start
         self.began, self.start = time.monotonic(), start
 
-    def stop(self, algorithm: str, stop: Stop) -> None:
-        for line in _diverged(self.plan, algorithm, stop):
+    def stop(self, study: str, stop: Stop) -> None:
+        for line in _diverged(self.plan, study, stop):
             _say(line)
         last = stop.round == self.plan.rounds
         if stop.rows and (last or stop.round == 0 or stop.round - self.told >= self.plan.rounds / 10):
             self.told = stop.round
             rounds = stop.round - self.start
             pace = f"  {_speed(rounds, self.began)} rounds/s" if rounds else ""
-            lanes = len(self.plan.studies[algorithm].seeds)
-            _say(f"{algorithm} round {stop.round}/{self.plan.rounds}  {_describe(stop, lanes)}{pace}")
+            told = _describe(self.plan, study, stop)
+            _say(f"{study} round {stop.round}/{self.plan.rounds}  {told}{pace}")
 
 
 class Bars:
@@ -132,17 +144,17 @@ class Bars:
         self.plan, self.progress = plan, progress
         self.tasks: dict[str, TaskID] = {}
 
-    def begin(self, algorithm: str, start: int) -> None:
-        task = self.progress.add_task(algorithm, total=self.plan.rounds, completed=start, speed="", metric="")
-        self.tasks[algorithm] = task
+    def begin(self, study: str, start: int) -> None:
+        task = self.progress.add_task(study, total=self.plan.rounds, completed=start, speed="", metric="")
+        self.tasks[study] = task
         self.began, self.start = time.monotonic(), start
 
-    def stop(self, algorithm: str, stop: Stop) -> None:
-        study, task = self.plan.studies[algorithm], self.tasks[algorithm]
-        for line in _diverged(self.plan, algorithm, stop):
+    def stop(self, study: str, stop: Stop) -> None:
+        task = self.tasks[study]
+        for line in _diverged(self.plan, study, stop):
             self.progress.print(line)
         if stop.rows:
-            self.progress.update(task, metric=_describe(stop, len(study.seeds)))
+            self.progress.update(task, metric=_describe(self.plan, study, stop))
         rounds = stop.round - self.start
         self.progress.update(
             task, completed=stop.round, speed=f"{_speed(rounds, self.began)}/s" if rounds else ""
@@ -181,30 +193,36 @@ def _until_asked() -> Callable[[], bool]:
 # --- commands --------------------------------------------------------------------------------------------
 
 
+# What `run` and `sweep` share.
+Experiment = Annotated[str, typer.Argument(help="The name of a shipped experiment, or a TOML file.")]
+Only = Annotated[str, typer.Option(help="Only these, such as cdma-ada,cdma-one.")]
+Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
+Seeds = Annotated[str | None, typer.Option(help="Such as 0-4 or 0,3,7-9.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key: problem.kappa=20.")]
+Engine = Annotated[str | None, typer.Option(help="auto, vectorised or loop.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Out = Annotated[Path | None, typer.Option("--out", help="The run's folder.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Seconds = Annotated[float, typer.Option(help="Make a checkpoint at most so often.")]
+
+
 @app.command()
 def run(
-    experiment: Annotated[str, typer.Argument(help="The name of a shipped experiment, or a TOML file.")],
-    algorithm: Annotated[str, typer.Option(help="Only these, such as cdma-ada,cdma-one.")] = "",
-    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Such as 0-4 or 0,3,7-9.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: problem.kappa=20.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, vectorised or loop.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    folder: Annotated[Path | None, typer.Option("--out", help="The run's folder.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Make a checkpoint at most so often.")] = 10.0,
+    experiment: Experiment,
+    algorithm: Only = "",
+    rounds: Rounds = None,
+    seeds: Seeds = None,
+    set_: Set = None,
+    engine: Engine = None,
+    device: Device = None,
+    folder: Out = None,
+    resume: Resume = False,
+    quiet: Quiet = False,
+    checkpoint_seconds: Seconds = 10.0,
 ) -> None:
     """Run an experiment."""
-    if not checkpoint_seconds >= 0:
-        raise BadInput(f"--checkpoint-seconds must be at least 0, got {checkpoint_seconds}")
-    if algorithm and not algorithm.strip(", "):
-        raise BadInput(f"--algorithm takes names such as cdma-ada,cdma-one; got '{algorithm}'")
-    if resume and folder is None:
-        raise BadInput("--resume needs the folder of the run: --out DIR")
-    if folder is not None and str(folder) in ("", "."):
-        raise BadInput("--out needs a folder of its own, such as runs/first")
-    chosen = [name.strip() for name in algorithm.split(",") if name.strip()]
+    chosen = _check_options(algorithm, folder, resume, checkpoint_seconds)
     plan = load(
         experiment,
         algorithms=chosen,
@@ -214,10 +232,67 @@ def run(
         device=device,
         settings=set_ or [],
     )
+    path = _carry_out(plan, folder, resume, quiet, checkpoint_seconds)
+    if not _report(path, quiet):
+        raise typer.Exit(ALL_DIVERGED)
+
+
+@app.command()
+def sweep(
+    experiment: Experiment,
+    algorithm: Only = "",
+    by: Annotated[str | None, typer.Option(help="The metric that settings are chosen by.")] = None,
+    budget: Annotated[int | None, typer.Option(help="How many settings of each algorithm.")] = None,
+    halving: Annotated[int | None, typer.Option(help="Keep one of so many at each rung; 0: all.")] = None,
+    rounds: Rounds = None,
+    seeds: Seeds = None,
+    set_: Set = None,
+    engine: Engine = None,
+    device: Device = None,
+    folder: Out = None,
+    resume: Resume = False,
+    quiet: Quiet = False,
+    checkpoint_seconds: Seconds = 10.0,
+) -> None:
+    """Try the settings of an experiment's [sweep], and find each algorithm's best."""
+    chosen = _check_options(algorithm, folder, resume, checkpoint_seconds)
+    plan = load_sweep(
+        experiment,
+        algorithms=chosen,
+        by=by,
+        budget=budget,
+        halving=halving,
+        rounds=rounds,
+        seeds=seeds,
+        engine=engine,
+        device=device,
+        settings=set_ or [],
+    )
+    path = _carry_out(plan, folder, resume, quiet, checkpoint_seconds)
+    if not _report_sweep(path, quiet):
+        raise typer.Exit(ALL_DIVERGED)
+
+
+def _check_options(algorithm: str, folder: Path | None, resume: bool, checkpoint_seconds: float) -> list[str]:
+    """Refuse options that do not fit; the names of the algorithms that were asked for."""
+    if not checkpoint_seconds >= 0:
+        raise BadInput(f"--checkpoint-seconds must be at least 0, got {checkpoint_seconds}")
+    if algorithm and not algorithm.strip(", "):
+        raise BadInput(f"--algorithm takes names such as cdma-ada,cdma-one; got '{algorithm}'")
+    if resume and folder is None:
+        raise BadInput("--resume needs the folder of the run: --out DIR")
+    if folder is not None and str(folder) in ("", "."):
+        raise BadInput("--out needs a folder of its own, such as runs/first")
+    return [name.strip() for name in algorithm.split(",") if name.strip()]
+
+
+def _carry_out(plan: Plan, folder: Path | None, resume: bool, quiet: bool, checkpoint_seconds: float) -> Path:
+    """Run what is left of a plan, in its folder."""
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in plan.resolved["name"])
-    path = folder or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    kind = "-sweep" if plan.by else ""
+    path = folder or Path("runs") / f"{name}{kind}-{datetime.now():%Y%m%d-%H%M%S}"
     run_folder = RunFolder(path, plan, resume)
-    for note in run_folder.notes:
+    for note in (*plan.notes, *run_folder.notes):
         print(f"note: {note}", file=sys.stderr)
     try:
         _execute(run_folder, quiet, checkpoint_seconds)
@@ -230,8 +305,7 @@ def run(
     if not (path / "rounds.csv").stat().st_size:
         print("no seed was finite even at the start", file=sys.stderr)
         raise typer.Exit(ALL_DIVERGED)
-    if not _report(path, quiet):
-        raise typer.Exit(ALL_DIVERGED)
+    return path
 
 
 def _execute(run_folder: RunFolder, quiet: bool, checkpoint_seconds: float) -> None:
@@ -271,6 +345,32 @@ def _report(path: Path, quiet: bool) -> bool:
         out.print(table)
         print(f"rounds   {path / 'rounds.csv'}\nreport   {page}")
     return all(one.final for one in found)
+
+
+def _report_sweep(path: Path, quiet: bool) -> bool:
+    """Write a sweep's report and its winners. Whether every algorithm has a setting that did not diverge."""
+    runs = read_runs([path])
+    page, families = write_report(runs), families_of(runs[0])
+    best, by, first = path / "best.toml", families[0].by, runs[0].metrics[0]
+    write_atomically(best, winners_toml(runs[0]).encode())
+    if families[0].by_test:
+        print(f"warning: {CHOSEN_BY_TEST.format(by)}", file=sys.stderr)
+    if not quiet:
+        table = Table(
+            title=f"the best setting of each algorithm by {by}, mean over the seeds", box=box.SIMPLE
+        )
+        columns = dict.fromkeys(("algorithm", "best setting", by, first, "tried", "diverged", "dropped"))
+        for column in columns:
+            words = column in ("algorithm", "best setting")
+            table.add_column(column, justify="left" if words else "right", no_wrap=column != "best setting")
+        for family in families:
+            values = [family.value_of(metric) for metric in dict.fromkeys((by, first))]
+            means = ["diverged" if value is None else f"{value:.4g}" for value in values]
+            counts = (len(family.tried), family.diverged, family.dropped)
+            table.add_row(family.name, family.told(), *means, *map(str, counts))
+        out.print(table)
+        print(f"rounds   {path / 'rounds.csv'}\nreport   {page}\nbest     {best}")
+    return all(family.best for family in families)
 
 
 @app.command()

@@ -77,7 +77,18 @@ class Problem(Protocol):
         """Where a run starts."""
 
     def evaluate(self, z: Pair) -> dict[str, float]:
-        """Metrics at a point, always under the same names."""
+        """Metrics at a point, always under the same names.
+
+        A sweep does not choose by one that looks at test rows: one whose name begins with test, or that the
+        class lists in `tested`.
+        """
+
+
+HIGH = ("auc", "accuracy", "precision", "score")  # better high; every other metric is better low
+
+
+def better_high(metric: str) -> bool:
+    return any(word in metric.lower() for word in HIGH)
 
 
 @runtime_checkable

@@ -3,11 +3,12 @@
     experiment.json         the resolved experiment; it can be run again as it is
     rounds.csv              one row an evaluation of a lane
     traffic.csv             floats sent so far at each evaluation, by direction, variable and kind
-    events.csv              abandoned rounds, diverged lanes
+    events.csv              abandoned rounds, diverged lanes, lanes that a sweep has dropped
     environment.json        for each time it was started: when, with what, on what, and for how long
     final/ALGORITHM.safetensors   each seed's last finite point
     samples/ALGORITHM-ROUND.png   of a problem that makes pictures: the first seed's at each evaluation,
     samples/ALGORITHM-rounds.png  and some of them over the rounds
+    best.toml               of a sweep: an experiment with each algorithm's best setting
     checkpoint.json, state-*.safetensors
 
 checkpoint.json is the one place that says how far the run is. It names the state file and holds its hash,
@@ -28,7 +29,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,7 +40,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fedsaddle.engine.course import Stop, course, traffic
+from fedsaddle.engine.course import Prune, Stop, course, traffic
 from fedsaddle.engine.rounds import Lanes, Posted, Study, begin, points
 from fedsaddle.environment import here
 from fedsaddle.errors import BadInput
@@ -60,16 +61,19 @@ class Plan:
     """A resolved experiment and the studies made of it."""
 
     resolved: dict[str, Any]  # what identifies it, as JSON
-    studies: dict[str, Study]  # by the algorithm's name in the experiment
+    studies: dict[str, Study]  # by the algorithm's name in the experiment; of a sweep, many settings in each
     rounds: int
     evaluate_every: int
+    by: str = ""  # of a sweep: the metric that settings are chosen by
+    prunes: dict[str, Prune] = field(default_factory=dict)  # of a sweep that halves: for each study
+    notes: tuple[str, ...] = ()  # what a person should hear before it runs
 
 
 class Watch(Protocol):
     """Somebody who wants to see a run's progress."""
 
-    def begin(self, algorithm: str, start: int) -> None: ...
-    def stop(self, algorithm: str, stop: Stop) -> None: ...
+    def begin(self, study: str, start: int) -> None: ...
+    def stop(self, study: str, stop: Stop) -> None: ...
 
 
 class Interrupted(Exception):
@@ -303,20 +307,25 @@ class RunFolder:
             tensors = load(data)
         except SafetensorError as error:
             raise _damaged(path, str(error)) from None
-        study = self.plan.studies[state["algorithm"]]
+        study = self.plan.studies.get(state["algorithm"])
+        if study is None:
+            raise BadInput(
+                f"{path} holds {state['algorithm']}, but this machine's memory groups the settings "
+                "otherwise: resume it where it was begun, or choose another --out"
+            )
         return Stop(state["round"], _lanes_of(study, tensors, state["lanes"], path), [], [])
 
     # --- writing ---
 
     @property
     def done(self) -> dict[str, str]:
-        """The algorithms that have had all their rounds, and the hashes of their final points."""
+        """The algorithms, of a sweep their settings, that have had all rounds; and their final hashes."""
         done: dict[str, str] = self._saved["done"]
         return done
 
     @property
     def started(self) -> str | None:
-        """The algorithm whose state the checkpoint holds."""
+        """The study whose state the checkpoint holds."""
         return (self._saved["state"] or {}).get("algorithm")
 
     def _commit(self) -> None:
@@ -345,9 +354,10 @@ class RunFolder:
         if old is not None and (state is None or old != state["file"]):
             (self.path / old).unlink(missing_ok=True)
 
-    def record(self, algorithm: str, study: Study, stop: Stop) -> None:
+    def record(self, study: Study, stop: Stop) -> None:
         """Write down what has happened since the stop before."""
         for row in stop.rows:
+            algorithm = study.names[row.lane]
             if self.tables["rounds.csv"].empty:
                 self.tables["rounds.csv"].write([[*KEYS["rounds.csv"], *row.metrics]])
                 self.tables["traffic.csv"].write([KEYS["traffic.csv"]])
@@ -363,14 +373,17 @@ class RunFolder:
         if self.tables["events.csv"].empty:
             self.tables["events.csv"].write([KEYS["events.csv"]])
         self.tables["events.csv"].write(
-            [algorithm, study.seeds[event.lane], event.round, event.what, event.detail]
+            [study.names[event.lane], study.seeds[event.lane], event.round, event.what, event.detail]
             for event in stop.events
         )
-        if isinstance(study.problem, Pictured) and any(row.lane == 0 for row in stop.rows):
-            for what, pictures in study.problem.pictures(points(stop.lanes.server)[0]).items():
-                (self.path / what).mkdir(exist_ok=True)
-                write_atomically(self.path / what / f"{algorithm}-{stop.round}.png", grid(pictures))
-                self._line_up(what, algorithm, stop.round)
+        if isinstance(study.problem, Pictured):
+            firsts = {study.names.index(name) for name in set(study.names)}
+            for lane in (row.lane for row in stop.rows if row.lane in firsts):
+                for what, pictures in study.problem.pictures(points(stop.lanes.server)[lane]).items():
+                    (self.path / what).mkdir(exist_ok=True)
+                    name = study.names[lane]
+                    write_atomically(self.path / what / f"{name}-{stop.round}.png", grid(pictures))
+                    self._line_up(what, name, stop.round)
 
     def _line_up(self, what: str, algorithm: str, last: int) -> None:
         """Put the pictures of an algorithm's rounds so far into one."""
@@ -379,15 +392,18 @@ class RunFolder:
         grids = [path.read_bytes() for path in paths if path.exists()]
         write_atomically(self.path / what / f"{algorithm}-rounds.png", over_rounds(grids))
 
-    def finish(self, algorithm: str, study: Study, stop: Stop) -> None:
-        """Keep the last finite points of an algorithm, and go on to the next."""
+    def finish(self, study: Study, stop: Stop) -> None:
+        """Keep the last finite points of a study, and go on to the next."""
         (self.path / "final").mkdir(exist_ok=True)
-        tensors: dict[str, torch.Tensor] = {}
-        for seed, z in zip(study.seeds, points(stop.lanes.server), strict=True):
-            tensors |= {f"{seed}.x": z.x.cpu().clone(), f"{seed}.y": z.y.cpu().clone()}
-        data = save(tensors)
-        write_atomically(self.path / "final" / f"{algorithm}.safetensors", data)
-        self.done[algorithm] = _hash(data)
+        files: dict[str, dict[str, torch.Tensor]] = {}
+        for name, seed, z in zip(study.names, study.seeds, points(stop.lanes.server), strict=True):
+            files.setdefault(name, {}).update(
+                {f"{seed}.x": z.x.cpu().clone(), f"{seed}.y": z.y.cpu().clone()}
+            )
+        for name, tensors in files.items():
+            data = save(tensors)
+            write_atomically(self.path / "final" / f"{name}.safetensors", data)
+            self.done[name] = _hash(data)
         self.save(None, None)
 
     def close(self) -> None:
@@ -445,7 +461,7 @@ def execute(
     """
     plan, started, start = folder.plan, folder.started, folder.start
     saved_at, took = time.monotonic(), 0.0
-    left = {name: study for name, study in plan.studies.items() if name not in folder.done}
+    left = {key: study for key, study in plan.studies.items() if study.names[0] not in folder.done}
     if not left:
         return
     diary = Diary(folder.path)
@@ -455,8 +471,8 @@ def execute(
         began = time.monotonic()
         watch.begin(algorithm, start.round if start else 0)
         stop = start
-        for stop in course(study, plan.rounds, plan.evaluate_every, start):
-            folder.record(algorithm, study, stop)
+        for stop in course(study, plan.rounds, plan.evaluate_every, start, plan.prunes.get(algorithm)):
+            folder.record(study, stop)
             watch.stop(algorithm, stop)
             if should_stop():
                 folder.save(algorithm, stop)
@@ -470,7 +486,7 @@ def execute(
                 saved_at = time.monotonic()
                 took = saved_at - now
         assert stop is not None  # a course has at least its start
-        folder.finish(algorithm, study, stop)
+        folder.finish(study, stop)
         diary.note(algorithm, time.monotonic() - began)
 
 

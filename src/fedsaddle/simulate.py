@@ -70,6 +70,7 @@ def make_study(
     algorithm: Algorithm | Sequence[Algorithm],
     *,
     seeds: Iterable[int] = (0,),
+    names: Sequence[str] = (),
     quorum: Quorum | None = None,
     fleet: Fleet | None = None,
     batch: int = 10,
@@ -78,7 +79,10 @@ def make_study(
     ask: Ask | None = None,
     device: str = "cpu",
 ) -> Study:
-    """A checked study. All seeds of all settings of one algorithm become lanes, setting by setting."""
+    """A checked study. All seeds of all settings of one algorithm become lanes, setting by setting.
+
+    `names` are what the settings are called; without them, each is called by its class.
+    """
     settings: list[Any] = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
     seeds = list(seeds)
     quorum, fleet = quorum or Quorum(), fleet or Paper()
@@ -118,6 +122,7 @@ def make_study(
         return like.new_tensor(values, device=place)
 
     place = device_named(device)
+    called = names or [type(setting).__name__ for setting in settings]
     ask = ask or Vectorised()
     return Study(
         problem,
@@ -132,6 +137,7 @@ def make_study(
         ask,
         place,
         Graphs() if place.type == "cuda" and isinstance(ask, Vectorised) else None,
+        tuple(name for name in called for _ in seeds),
     )
 
 

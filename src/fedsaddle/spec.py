@@ -11,24 +11,31 @@ import os
 import re
 import tomllib
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from torch.utils._pytree import tree_leaves
 
+from fedsaddle import sweep as tuning
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.core import Scalar
 from fedsaddle.data.tables import is_table
+from fedsaddle.engine.course import Prune
 from fedsaddle.engine.loop import Loop
+from fedsaddle.engine.rounds import Study, begin
 from fedsaddle.engine.vectorised import Vectorised
-from fedsaddle.errors import BadInput, check_count, shown, unknown
+from fedsaddle.errors import BadInput, check_count, check_seed, shown, unknown
 from fedsaddle.fleet import FLEETS, Fleet, Quorum
 from fedsaddle.problem import Problem
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.runs import Plan
-from fedsaddle.simulate import check_algorithm, device_named, make_study
+from fedsaddle.simulate import check_algorithm, device_named, hyperparameters, make_study
 
 SHIPPED = files("fedsaddle") / "experiments"
 
@@ -56,6 +63,22 @@ class Experiment(BaseModel):
     fleet: dict[str, Any] = {"model": "paper"}
     quorum: dict[str, Any] = {}
     algorithms: dict[str, dict[str, Any]]
+    sweep: dict[str, Any] = {}
+
+
+class Sweep(BaseModel):
+    """The keys of an experiment's [sweep], which `fedsaddle run` does not look at."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    by: str | None = None  # the metric that settings are chosen by; by itself the first not of test rows
+    budget: int = 24  # settings of each algorithm
+    halving: int = 0  # keep one of so many at each rung; 0 keeps all to the end
+    seed: int = 0  # of the draws from grids that are larger than the budget
+    grid: dict[str, dict[str, Any]] = {}
+    # What a resolved sweep says, so that it can be read and run again:
+    settings: dict[str, list[str]] = {}  # the settings' names, by algorithm
+    by_test: bool = False  # somebody asked for a metric of the test rows
 
 
 # --- reading ---------------------------------------------------------------------------------------------
@@ -176,8 +199,9 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-def _build(cls: type[Any], table: dict[str, Any], where: str, defaults: dict[str, Any] | None = None) -> Any:
-    """An instance of a dataclass from a table of an experiment file."""
+@cache
+def _model(cls: type[Any]) -> type[BaseModel]:
+    """What a table must hold to become an instance of a dataclass."""
     hints = typing.get_type_hints(cls)
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
@@ -185,7 +209,12 @@ def _build(cls: type[Any], table: dict[str, Any], where: str, defaults: dict[str
             continue
         hint = float if hints[field.name] == Scalar else hints[field.name]
         fields[field.name] = (hint, ... if field.default is dataclasses.MISSING else field.default)
-    model = create_model(cls.__name__, __config__=ConfigDict(extra="forbid", strict=True), **fields)
+    return create_model(cls.__name__, __config__=ConfigDict(extra="forbid", strict=True), **fields)
+
+
+def _build(cls: type[Any], table: dict[str, Any], where: str, defaults: dict[str, Any] | None = None) -> Any:
+    """An instance of a dataclass from a table of an experiment file."""
+    model = _model(cls)  # type: ignore[arg-type]
     try:
         checked = model.model_validate(
             {**(defaults or {}), **{key: _tuples(value) for key, value in table.items()}}
@@ -193,7 +222,7 @@ def _build(cls: type[Any], table: dict[str, Any], where: str, defaults: dict[str
     except ValidationError as error:
         raise _explain(error, model, where) from None
     try:
-        return cls(**{name: getattr(checked, name) for name in fields})
+        return cls(**{name: getattr(checked, name) for name in model.model_fields})
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
 
@@ -232,19 +261,55 @@ def _algorithm(label: str, table: dict[str, Any], K: int | None) -> tuple[Any, i
     return algorithm, invite
 
 
-def load(
-    experiment: str,
-    *,
-    algorithms: Sequence[str] = (),
-    rounds: int | None = None,
-    seeds: str | None = None,
-    engine: str | None = None,
-    device: str | None = None,
-    settings: Sequence[str] = (),
-) -> Plan:
-    """A checked, resolved experiment, ready to run."""
+@dataclass(frozen=True)
+class _Bench:
+    """All of an experiment but its algorithms: what every study of it shares."""
+
+    checked: Experiment
+    problem: Problem
+    fleet: Fleet
+    seeds: list[int]
+    device: str
+
+    def study(self, settings: Mapping[str, tuple[Any, int | None]]) -> Study:
+        """One study of settings, by name, that share their rule, their counts and how many they invite."""
+        (first, (_, invite)), checked = next(iter(settings.items())), self.checked
+        table = {**checked.quorum, **({} if invite is None else {"invite": invite})}
+        quorum: Quorum = _build(Quorum, table, "quorum")
+        sizes = self.problem.federation.sizes
+        weights = {"uniform": None, "size": sizes}.get(str(checked.sampling), checked.sampling)
+        memory = None if checked.memory_gb is None else int(checked.memory_gb * 2**30)
+        try:
+            return make_study(
+                self.problem,
+                [algorithm for algorithm, _ in settings.values()],
+                seeds=self.seeds,
+                names=list(settings),
+                quorum=quorum,
+                fleet=self.fleet,
+                batch=checked.batch,
+                weights=weights,  # type: ignore[arg-type]
+                cohorts=checked.cohorts,
+                # Each has its own, since it remembers how much memory this algorithm's visits need.
+                ask=Loop() if checked.engine == "loop" else Vectorised(memory),
+                device=self.device,
+            )
+        except BadInput as error:
+            raise BadInput(f"algorithms.{first}: {error}") from None
+
+    def resolved(self, algorithms: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """The experiment as a run folder keeps it."""
+        found = self.checked.model_dump()
+        del found["sweep"]  # a run does not depend on it
+        found |= {"seeds": self.seeds, "device": self.device, "algorithms": algorithms}
+        for place, part in (("problem", self.problem), ("fleet", self.fleet)):
+            found[place] |= getattr(part, "pinned", {})  # the files it reads, by their places and hashes
+        return found
+
+
+def _prepare(experiment: str, given: dict[str, Any], settings: Sequence[str]) -> _Bench:
+    """A checked experiment, up to its algorithms."""
     tables = _read(experiment)
-    given = {"rounds": rounds, "seeds": seeds, "engine": engine, "device": device}
     tables |= {key: value for key, value in given.items() if value is not None}
     for assignment in settings:
         _set(tables, assignment)
@@ -260,16 +325,8 @@ def load(
     if checked.memory_gb is not None and not 0 < checked.memory_gb <= 1e6:
         raise BadInput(f"memory_gb must be above 0 and at most a million, got {checked.memory_gb:g}")
     for label in checked.algorithms:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", label):
-            raise BadInput(
-                f"algorithms.{label}: a name begins with a letter or digit and holds up to 100 letters, "
-                "digits, '.', '_', '-'"
-            )
-    wanted = list(dict.fromkeys(algorithms)) or list(checked.algorithms)
-    for label in wanted:
-        if label not in checked.algorithms:
-            raise unknown("algorithm in this experiment", label, checked.algorithms)
-    if not wanted:
+        _check_label(label)
+    if not checked.algorithms:
         raise BadInput("the experiment has no algorithms; add a table such as [algorithms.cdma-one]")
 
     entry, dials = _pick(checked.problem, "name", "problem", PROBLEMS)
@@ -280,35 +337,197 @@ def load(
         fleet.check(len(problem.federation))
     except BadInput as error:
         raise BadInput(f"fleet: {error}") from None
-    weights = {"uniform": None, "size": problem.federation.sizes}.get(str(checked.sampling), checked.sampling)
-    seed_list = parse_seeds(checked.seeds)
-    memory = None if checked.memory_gb is None else int(checked.memory_gb * 2**30)
-    place = str(device_named(checked.device))
+    seeds, device = parse_seeds(checked.seeds), str(device_named(checked.device))
+    return _Bench(checked, problem, fleet, seeds, device)
 
-    studies = {}
+
+def _check_label(label: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", label):
+        raise BadInput(
+            f"algorithms.{label}: a name begins with a letter or digit and holds up to 100 letters, "
+            "digits, '.', '_', '-'"
+        )
+
+
+def load(
+    experiment: str,
+    *,
+    algorithms: Sequence[str] = (),
+    rounds: int | None = None,
+    seeds: str | None = None,
+    engine: str | None = None,
+    device: str | None = None,
+    settings: Sequence[str] = (),
+) -> Plan:
+    """A checked, resolved experiment, ready to run."""
+    given = {"rounds": rounds, "seeds": seeds, "engine": engine, "device": device}
+    bench = _prepare(experiment, given, settings)
+    tables, K = bench.checked.algorithms, bench.checked.K
+    wanted = list(dict.fromkeys(algorithms)) or list(tables)
     for label in wanted:
-        algorithm, invite = _algorithm(label, checked.algorithms[label], checked.K)
-        table = {**checked.quorum, **({} if invite is None else {"invite": invite})}
-        quorum: Quorum = _build(Quorum, table, "quorum")
-        try:
-            studies[label] = make_study(
-                problem,
-                algorithm,
-                seeds=seed_list,
-                quorum=quorum,
-                fleet=fleet,
-                batch=checked.batch,
-                weights=weights,  # type: ignore[arg-type]
-                cohorts=checked.cohorts,
-                # Each has its own, since it remembers how much memory this algorithm's visits need.
-                ask=Loop() if checked.engine == "loop" else Vectorised(memory),
-                device=place,
-            )
-        except BadInput as error:
-            raise BadInput(f"algorithms.{label}: {error}") from None
-    resolved = checked.model_dump()
-    resolved |= {"seeds": seed_list, "device": place}
-    resolved["algorithms"] = {label: checked.algorithms[label] for label in wanted}
-    for place, part in (("problem", problem), ("fleet", fleet)):
-        resolved[place] |= getattr(part, "pinned", {})  # the files it reads, by their places and hashes
-    return Plan(resolved, studies, checked.rounds, checked.evaluate_every)
+        if label not in tables:
+            raise unknown("algorithm in this experiment", label, tables)
+    studies = {label: bench.study({label: _algorithm(label, tables[label], K)}) for label in wanted}
+    resolved = bench.resolved({label: tables[label] for label in wanted})
+    return Plan(resolved, studies, bench.checked.rounds, bench.checked.evaluate_every)
+
+
+# --- sweeps ----------------------------------------------------------------------------------------------
+
+
+def load_sweep(
+    experiment: str,
+    *,
+    algorithms: Sequence[str] = (),
+    by: str | None = None,
+    budget: int | None = None,
+    halving: int | None = None,
+    rounds: int | None = None,
+    seeds: str | None = None,
+    engine: str | None = None,
+    device: str | None = None,
+    settings: Sequence[str] = (),
+) -> Plan:
+    """A checked sweep: every setting of every algorithm under its own name, as many in a study as can be."""
+    given = {"rounds": rounds, "seeds": seeds, "engine": engine, "device": device}
+    bench = _prepare(experiment, given, settings)
+    own = {"by": by, "budget": budget, "halving": halving}
+    table = bench.checked.sweep | {key: value for key, value in own.items() if value is not None}
+    try:
+        sweep = Sweep.model_validate(table)
+    except ValidationError as error:
+        raise _explain(error, Sweep, "sweep") from None
+    check_count("sweep.budget", sweep.budget, most=tuning.MOST_LANES)
+    check_seed("sweep.seed", sweep.seed)
+    if sweep.halving:
+        check_count("sweep.halving (0 keeps every setting to the end)", sweep.halving, least=2)
+
+    families = _families(bench, sweep, algorithms)
+    lanes = len(bench.seeds) * sum(len(family) for family in families.values())
+    if lanes > tuning.MOST_LANES:
+        raise BadInput(
+            f"this sweep would run {lanes} lanes (settings times seeds), at most {tuning.MOST_LANES} are "
+            "allowed: lower budget or seeds"
+        )
+    studies: dict[str, Study] = {}
+    for name, family in families.items():
+        studies |= _grouped(bench, name, family)
+    metric, by_test = _chosen_by(bench, sweep, asked=by is not None)
+    prunes: dict[str, Prune] = {}
+    if sweep.halving:
+        for key, study in studies.items():
+            count, every = len(set(study.names)), bench.checked.evaluate_every
+            keep = tuning.rungs(count, sweep.halving, bench.checked.rounds, every)
+            prunes[key] = tuning.Halving(metric, study.names, keep)
+    resolved = bench.resolved({label: own for family in families.values() for label, own in family.items()})
+    resolved["sweep"] = {
+        "by": metric,
+        "by_test": by_test,
+        "budget": sweep.budget,
+        "halving": sweep.halving,
+        "seed": sweep.seed,
+        "settings": {name: list(family) for name, family in families.items()},
+    }
+    notes = tuple(
+        f"{name} has {len(family)} settings, fewer than the budget of {sweep.budget}"
+        for name, family in families.items()
+        if len(family) < sweep.budget
+    )
+    checked = bench.checked
+    return Plan(resolved, studies, checked.rounds, checked.evaluate_every, metric, prunes, notes)
+
+
+def _families(bench: _Bench, sweep: Sweep, wanted: Sequence[str]) -> dict[str, dict[str, dict[str, Any]]]:
+    """The tables of the settings of each algorithm, by their names."""
+    tables = bench.checked.algorithms
+    known = sweep.settings or tables
+    chosen = list(dict.fromkeys(wanted)) or list(known)
+    drawn = [label for name in chosen for label in sweep.settings.get(name, [])]
+    for names, among in ((chosen, known), (sweep.grid, known), (drawn, tables)):
+        for name in names:
+            if name not in among:
+                raise unknown("algorithm in this experiment", name, among)
+    if drawn:
+        return {name: {label: tables[label] for label in sweep.settings[name]} for name in chosen}
+    if not sweep.grid:
+        raise BadInput("the experiment has no grid; add a table such as [sweep.grid.cdma-one]")
+    return {name: _expanded(name, tables[name], sweep, bench.checked.name) for name in chosen}
+
+
+def _expanded(name: str, table: dict[str, Any], sweep: Sweep, experiment: str) -> dict[str, dict[str, Any]]:
+    """The settings that an algorithm tries."""
+    rule = table.get("algorithm", name)
+    if not isinstance(rule, str) or rule not in ALGORITHMS:
+        raise unknown("algorithm", str(rule), ALGORITHMS)
+    entry = ALGORITHMS[rule]
+    known = {key: field for key, field in hyperparameters(entry.rule).items() if key not in entry.fixed}
+    choices = tuning.check_grid(f"sweep.grid.{name}", sweep.grid.get(name, {}), known)
+    found = tuning.settings(choices, sweep.budget, sweep.seed, tuning.number_of(f"{experiment}/{name}"))
+    labels = tuning.labels(name, len(found))
+    for label in labels:
+        _check_label(label)
+    base = {"algorithm": rule, **table}
+    return {label: {**base, **values} for label, values in zip(labels, found, strict=True)}
+
+
+def _chosen_by(bench: _Bench, sweep: Sweep, asked: bool) -> tuple[str, bool]:
+    """The metric that settings are chosen by, and whether it looks at test rows: only if it was asked for."""
+    problem = bench.problem
+    metrics = list(problem.evaluate(problem.init(bench.seeds[0]).to(bench.device)))
+    blind = [name for name in metrics if not tuning.sees_test_rows(problem, name)]
+    if sweep.by is None:
+        if not blind:
+            raise BadInput(f"every metric looks at test rows; if you mean it, say --by {metrics[0]}")
+        return blind[0], False
+    if sweep.by not in metrics:
+        raise unknown("metric in sweep.by", sweep.by, metrics)
+    if sweep.by in blind:
+        return sweep.by, False
+    if not asked and not sweep.by_test:
+        raise BadInput(
+            f"sweep.by is {sweep.by}, which looks at test rows: choose one of {', '.join(blind)}; or, if you "
+            f"mean it, say --by {sweep.by}"
+        )
+    return sweep.by, True
+
+
+def _grouped(bench: _Bench, name: str, family: dict[str, dict[str, Any]]) -> dict[str, Study]:
+    """The studies of one algorithm: settings that differ in counts, or fill the memory, are apart."""
+    groups: dict[tuple[Any, ...], dict[str, tuple[Any, int | None]]] = {}
+    counts: list[str] = []
+    for label, table in family.items():
+        algorithm, invite = _algorithm(label, table, bench.checked.K)
+        known = hyperparameters(type(algorithm))
+        counts = [key for key, field in known.items() if field.static]
+        shape = (type(algorithm), invite, *(getattr(algorithm, key) for key in counts))
+        groups.setdefault(shape, {})[label] = (algorithm, invite)
+    varied = [place for place, values in enumerate(zip(*groups, strict=True)) if len(set(values)) > 1]
+    studies: dict[str, Study] = {}
+    for shape, group in groups.items():
+        told = "".join(f", {('rule', 'invite', *counts)[place]} {shape[place]}" for place in varied)
+        at_once = _settings_at_once(bench, group)
+        labels = list(group)
+        for first in range(0, len(labels), at_once):
+            part = {label: group[label] for label in labels[first : first + at_once]}
+            place = f", from {first + 1}" if len(labels) > at_once else ""
+            plural = "" if len(part) == 1 else "s"
+            studies[f"{name} ({len(part)} setting{plural}{told}{place})"] = bench.study(part)
+    return studies
+
+
+COPIES = 4  # of what a lane holds: before a round, sent, merged, after it
+SHARE = 2  # lanes may fill this part of what visits may: both are in memory at once
+
+
+def _settings_at_once(bench: _Bench, group: dict[str, tuple[Any, int | None]]) -> int:
+    """How many settings of a group fit into memory together, with all their seeds."""
+    first = next(iter(group))
+    alone = dataclasses.replace(bench, seeds=bench.seeds[:1], device="cpu").study({first: group[first]})
+    lanes = begin(alone)
+    server, memory = (
+        sum(leaf.nbytes for leaf in tree_leaves(part)) for part in (lanes.server, lanes.memory or ())
+    )
+    limit = Vectorised(
+        None if bench.checked.memory_gb is None else int(bench.checked.memory_gb * 2**30)
+    ).limit(torch.device(bench.device))
+    return max(1, int(limit // SHARE // ((COPIES * server + memory) * len(bench.seeds))))

@@ -20,7 +20,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from fedsaddle.engine.course import Stop
 from fedsaddle.runs import KEYS, Plan, Watch
 
-MOST_SEEDS = 16  # with more, one curve of their means: nobody can read hundreds
+MOST_LANES = 16  # with more, one curve of the seeds' means: nobody can read hundreds
 Scalars = dict[str, float]
 
 
@@ -30,20 +30,27 @@ class TensorBoard:
     def __init__(self, run: Path, plan: Plan, other: Watch) -> None:
         self.run, self.plan, self.other = run, plan, other
 
-    def begin(self, algorithm: str, start: int) -> None:
-        shutil.rmtree(self.run / "tensorboard" / algorithm, ignore_errors=True)
-        for round, seeds in _kept(self.run / "rounds.csv", algorithm).items():
-            self._write(algorithm, round, seeds)
-        self.other.begin(algorithm, start)
+    def begin(self, study: str, start: int) -> None:
+        names = set(self.plan.studies[study].names)
+        for name in names:
+            shutil.rmtree(self.run / "tensorboard" / name, ignore_errors=True)
+        for (name, round), seeds in _kept(self.run / "rounds.csv", names).items():
+            self._write(study, name, round, seeds)
+        self.other.begin(study, start)
 
-    def stop(self, algorithm: str, stop: Stop) -> None:
-        seeds = {row.seed: {**row.metrics, "floats_up": float(row.floats_up)} for row in stop.rows}
-        self._write(algorithm, stop.round, seeds)
-        self.other.stop(algorithm, stop)
+    def stop(self, study: str, stop: Stop) -> None:
+        names = self.plan.studies[study].names
+        found: dict[str, dict[int, Scalars]] = {}
+        for row in stop.rows:
+            scalars = {**row.metrics, "floats_up": float(row.floats_up)}
+            found.setdefault(names[row.lane], {})[row.seed] = scalars
+        for name, seeds in found.items():
+            self._write(study, name, stop.round, seeds)
+        self.other.stop(study, stop)
 
-    def _write(self, algorithm: str, round: int, seeds: dict[int, Scalars]) -> None:
-        place = self.run / "tensorboard" / algorithm
-        if len(self.plan.studies[algorithm].seeds) <= MOST_SEEDS:
+    def _write(self, study: str, name: str, round: int, seeds: dict[int, Scalars]) -> None:
+        place = self.run / "tensorboard" / name
+        if len(self.plan.studies[study].seeds) <= MOST_LANES:
             for seed, scalars in seeds.items():
                 _append(place / f"seed-{seed}", round, scalars)
         elif seeds:
@@ -55,15 +62,15 @@ def _mean(seeds: Iterable[Scalars]) -> Scalars:
     return {tag: fmean(scalars[tag] for scalars in seeds) for tag in seeds[0]}
 
 
-def _kept(path: Path, algorithm: str) -> dict[int, dict[int, Scalars]]:
-    """The rows that a run goes on from, by round and seed."""
-    kept: dict[int, dict[int, Scalars]] = {}
+def _kept(path: Path, names: set[str]) -> dict[tuple[str, int], dict[int, Scalars]]:
+    """The rows that a run goes on from, by name, round and seed."""
+    kept: dict[tuple[str, int], dict[int, Scalars]] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            if row["algorithm"] == algorithm:
+            if row["algorithm"] in names:
                 metrics = [name for name in row if name not in KEYS["rounds.csv"]]
                 scalars = {tag: float(row[tag]) for tag in (*metrics, "floats_up")}
-                kept.setdefault(int(row["round"]), {})[int(row["seed"])] = scalars
+                kept.setdefault((row["algorithm"], int(row["round"])), {})[int(row["seed"])] = scalars
     return kept
 
 

@@ -15,6 +15,7 @@ from fedsaddle.errors import BadInput, check_count, unknown
 
 PARTITIONS = ("label", "iid", "dirichlet", "column")
 SPLIT = 1 << 32  # what the draw of test rows is for; the partitions' draws are numbered from 0
+VALIDATION = 3 << 32  # and that of validation rows
 
 
 def _check(rows: int, clients: int) -> None:
@@ -91,13 +92,15 @@ def by_column(column: Tensor) -> list[Tensor]:
     )
 
 
-def held_out(labels: Tensor, share: float, seed: int, owners: Tensor | None = None) -> Tensor:
-    """Which rows are set aside for the test: a share of each class, and never the last row of a client.
+def held_out(
+    labels: Tensor, share: float, seed: int, owners: Tensor | None = None, what: int = SPLIT
+) -> Tensor:
+    """Which rows are set aside, for the test or else: a share of each class, never a client's last row.
 
     A class keeps at least one row to learn from and, where its clients can spare one, gives one.
     """
     rank = torch.empty_like(labels)
-    rank[_shuffled(torch.arange(len(labels)), seed, SPLIT)] = torch.arange(len(labels))
+    rank[_shuffled(torch.arange(len(labels)), seed, what)] = torch.arange(len(labels))
     bound = torch.zeros(len(labels), dtype=torch.bool)
     if owners is not None:
         # The row that comes last in the shuffled order stays with its client.

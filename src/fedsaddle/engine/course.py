@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -32,6 +32,9 @@ class Stop(NamedTuple):
     lanes: Lanes
     rows: list[Row]
     events: list[Event]
+
+
+Prune = Callable[[Stop], list[Event]]  # whom to give up at an evaluation, and why
 
 
 class Flow(NamedTuple):
@@ -67,10 +70,13 @@ def evaluate(study: Study, lanes: Lanes, round: int) -> tuple[list[Row], list[Ev
     return rows, events
 
 
-def course(study: Study, rounds: int, every: int, start: Stop | None = None) -> Iterator[Stop]:
+def course(
+    study: Study, rounds: int, every: int, start: Stop | None = None, prune: Prune | None = None
+) -> Iterator[Stop]:
     """Stop after every round, having evaluated at the beginning, every `every` rounds and at the end.
 
-    The course ends early when no lane is alive any more. Given a `start`, it goes on from there.
+    The course ends early when no lane is alive any more. Given a `start`, it goes on from there. `prune` sees
+    every evaluation but the last; since nothing else tells it, a resumed course gives up the same lanes.
     """
     study.postage  # noqa: B018  an algorithm whose messages do not fit is refused before the first round
     if start is None:
@@ -84,6 +90,9 @@ def course(study: Study, rounds: int, every: int, start: Stop | None = None) -> 
         events = [_with_last_metric(study, lanes, event) for event in events]
         if (round + 1) % every == 0 or round + 1 == rounds:
             stop = _judged(study, lanes, round + 1, events)
+            if prune is not None and round + 1 < rounds:
+                dropped = prune(stop)
+                stop = stop._replace(lanes=_without(stop.lanes, dropped), events=[*stop.events, *dropped])
             lanes = stop.lanes
             yield stop
         else:
@@ -92,9 +101,12 @@ def course(study: Study, rounds: int, every: int, start: Stop | None = None) -> 
 
 def _judged(study: Study, lanes: Lanes, round: int, events: list[Event]) -> Stop:
     rows, diverged = evaluate(study, lanes, round)
-    ended = {event.lane for event in diverged}
-    alive = [on and lane not in ended for lane, on in enumerate(lanes.alive)]
-    return Stop(round, replace(lanes, alive=alive), rows, [*events, *diverged])
+    return Stop(round, _without(lanes, diverged), rows, [*events, *diverged])
+
+
+def _without(lanes: Lanes, ends: list[Event]) -> Lanes:
+    ended = {event.lane for event in ends}
+    return replace(lanes, alive=[on and lane not in ended for lane, on in enumerate(lanes.alive)])
 
 
 def _with_last_metric(study: Study, lanes: Lanes, event: Event) -> Event:

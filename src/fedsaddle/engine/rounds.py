@@ -42,7 +42,7 @@ class Event(NamedTuple):
 
     lane: int
     round: int
-    what: str  # abandoned or diverged
+    what: str  # abandoned, diverged or dropped
     detail: str
 
 
@@ -81,6 +81,7 @@ class Study:
     ask: Ask
     device: torch.device = CPU
     graphs: Graphs | None = None  # if given, phases are recorded and replayed
+    names: tuple[str, ...] = ()  # of each lane's setting: what its rows are filed under
     next_meetings: dict[tuple[int, tuple[float, ...]], list[Meeting]] = field(default_factory=dict)
 
     @cached_property

@@ -27,14 +27,15 @@ class Vectorised:
 
     def __call__(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
         count, keys, extent = len(visits["key"]), visits["key"], extent._replace(ahead=True)
-        at_once = max(1, self._limit(keys.device) // self._need(task, extent, visits))
+        at_once = max(1, self.limit(keys.device) // self._need(task, extent, visits))
         answers = [
             self._ask(task, extent, _slice(visits, at, at + at_once)) for at in range(0, count, at_once)
         ]
         stacked: dict[str, Any] = tree_map(lambda *chunks: torch.cat(chunks), *answers)
         return stacked
 
-    def _limit(self, device: torch.device) -> int:
+    def limit(self, device: torch.device) -> int:
+        """What may be held at a time, in bytes."""
         if self.memory is None:
             on_gpu = device.type == "cuda"
             self.memory = torch.cuda.get_device_properties(device).total_memory // 2 if on_gpu else 4 << 30

@@ -23,7 +23,7 @@ from fedsaddle.core import Pair
 from fedsaddle.data import tables
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
 from fedsaddle.data.federated import chunks
-from fedsaddle.data.partition import PARTITIONS, divide
+from fedsaddle.data.partition import PARTITIONS, VALIDATION, divide, held_out
 from fedsaddle.errors import BadInput, check_count, check_seed, unknown
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Federation
@@ -43,6 +43,9 @@ class AUC:
     scoring: Literal["sigmoid", "release"] = "sigmoid"
     positive: bool | int | str | None = None  # the class to be found; 0 in the datasets with a name
     seed: int = 0  # of the partition, and of which rows are tested
+    validation_share: float = (
+        0.0  # of each class's training rows, kept from the clients to choose settings by
+    )
     # Of a file:
     label: str = "label"  # the column of the classes
     client: str = "client"  # the column that says who holds a row
@@ -65,10 +68,15 @@ class AUC:
         check_seed("seed", self.seed)
         if not 0 < self.test_share < 1:
             raise BadInput(f"test_share must be between 0 and 1, got {self.test_share}")
+        if not 0 <= self.validation_share < 1:
+            raise BadInput(f"validation_share must be at least 0 and below 1, got {self.validation_share}")
         if (self.test or self.sha256) and not tables.is_table(self.dataset):
             key = "test" if self.test else "sha256"
             raise BadInput(f"{key} goes with a .csv or .npz file; {self.dataset} has its own")
-        for rows, labels in (("training", self.data.labels), ("test", self.data.test_labels)):
+        halves = {"training": self.data.labels, "test": self.data.test_labels}
+        if self.validation_share:
+            halves["validation"] = self.data.labels[self._validation]
+        for rows, labels in halves.items():
             if not 0 < (labels == self.target).float().mean() < 1:
                 name = self.data.classes[self.target]
                 raise BadInput(
@@ -130,9 +138,22 @@ class AUC:
         return classes.index(found[0])
 
     @cached_property
-    def parts(self) -> list[Tensor]:
+    def _validation(self) -> Tensor:
+        """The numbers of the training rows that no client gets."""
         data = self.data
-        return divide(data.labels, self.partition, self.clients, self.alpha, self.seed, data.owners)
+        if not self.validation_share:
+            return torch.arange(0)
+        out = held_out(data.labels, self.validation_share, self.seed, data.owners, VALIDATION)
+        return out.nonzero().flatten()
+
+    @cached_property
+    def parts(self) -> list[Tensor]:
+        data, left = self.data, torch.ones(len(self.data.labels), dtype=torch.bool)
+        left[self._validation] = False
+        rows = left.nonzero().flatten()
+        owners = None if data.owners is None else data.owners[rows]
+        parts = divide(data.labels[rows], self.partition, self.clients, self.alpha, self.seed, owners)
+        return [rows[part] for part in parts]
 
     @cached_property
     def federation(self) -> Federation:
@@ -145,6 +166,11 @@ class AUC:
     @cache  # noqa: B019  a problem lives as long as its program
     def _test_rows(self, device: torch.device) -> tuple[Tensor, Tensor]:
         return self.data.test_inputs.to(device), (self.data.test_labels == self.target).to(device)
+
+    @cache  # noqa: B019
+    def _validation_rows(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        rows, data = self._validation, self.data
+        return data.inputs[rows].to(device), (data.labels[rows] == self.target).to(device)
 
     @cached_property
     def p(self) -> float:
@@ -212,8 +238,11 @@ class AUC:
         slope = torch.zeros_like(z.x)
         for some, own in chunks(train, positive):
             slope += torch.func.grad(part)(z.x, some, own) / len(train)
-        return {
-            "test_auc": float(binary_auroc(test, test_positive.int())),
+        found = {"test_auc": float(binary_auroc(test, test_positive.int()))}
+        if self.validation_share:
+            inputs, own = self._validation_rows(z.x.device)
+            found["validation_auc"] = float(binary_auroc(self.all_scores(z.x, inputs), own.int()))
+        return found | {
             "train_auc": float(binary_auroc(s, positive.int())),
             "test_precision": float(binary_average_precision(test, test_positive.int())),
             "loss": float(self.objective(s, positive, z.x[-2], z.x[-1], z.y[0]).mean()),

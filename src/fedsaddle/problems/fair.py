@@ -38,6 +38,8 @@ class Fair:
     penalty: float = 0.1
     seed: int = 0  # of the partition
 
+    tested = ("worst_accuracy", "worst_loss")  # metrics of the test rows, beside test_accuracy
+
     def __post_init__(self) -> None:
         check_count("clients", self.clients)
         check_count("hidden", self.hidden)

@@ -76,6 +76,8 @@ class GAN:
     path: str = ""  # of CelebA's folder; by itself, celeba in the data cache
     inception: str = ""  # a TorchScript file; by itself, what `fedsaddle data inception` gets
 
+    tested = ("fid", "frechet", "f")  # metrics of the test rows
+
     def __post_init__(self) -> None:
         for what, given, known in (
             ("dataset", self.dataset, DATA),

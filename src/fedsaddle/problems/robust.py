@@ -63,6 +63,12 @@ class Robust:
     steps: int = 10
     norm: Literal["linf", "l2"] = "linf"
 
+    tested = (
+        "robust_loss",
+        "robust_accuracy",
+        "pgd_accuracy",
+    )  # metrics of the test rows, beside test_accuracy
+
     def __post_init__(self) -> None:
         for name in ("clients", "hidden", "evaluate_rows", "ascent_steps", "steps"):
             check_count(name, getattr(self, name))

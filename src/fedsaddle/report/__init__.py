@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedsaddle.errors import BadInput
-from fedsaddle.report.figures import draw
+from fedsaddle.report.figures import draw, draw_heat_map
 from fedsaddle.report.page import GENERATOR, page
 from fedsaddle.report.reading import Run, Series, all_metrics, read_runs
 from fedsaddle.report.statistics import Finding, curve, findings, spread
+from fedsaddle.report.sweeps import families_of, file_of, main_series
 from fedsaddle.runs import write_atomically
 
 __all__ = ["Finding", "findings", "read_runs", "spread", "write_report"]
@@ -21,18 +22,26 @@ def write_report(runs: Sequence[Run], out: Path | None = None) -> Path:
     """Write report.html and what lies beside it: into the run's own folder, or where `out` says."""
     target = out or (runs[0].folder if len(runs) == 1 else Path("report"))
     html = target if target.suffix == ".html" else target / "report.html"
+    maps = {
+        name: family
+        for run in runs
+        for family in families_of(run)
+        if family.heat_map and (name := file_of(run, family, alone=len(runs) == 1))
+    }
+    picture, summary, curves, *pictures = beside(html, maps)
     if html.parent.resolve() != runs[0].folder.resolve() or len(runs) > 1:
         if (html.parent / "experiment.json").exists():
             raise BadInput(f"{html.parent} is a run's folder, with a report of its own: choose another --out")
-        _check_free(html)
+        _check_free(html, [picture, summary, curves, *pictures])
     series = [one for run in runs for one in run.series]
     metrics = all_metrics(runs)
-    picture, summary, curves = beside(html)
     try:
         html.parent.mkdir(parents=True, exist_ok=True)
         # The page first: where it lies, the other files are known to be a report's.
         write_atomically(html, page(runs).encode())
-        draw(series, metrics[0], picture)
+        draw(main_series(runs), metrics[0], picture)
+        for family, path in zip(maps.values(), pictures, strict=True):
+            draw_heat_map(family, path)
         write_atomically(summary, _csv(_summary(series, metrics)))
         write_atomically(curves, _csv(_curves(series, metrics)))
     except OSError as error:
@@ -40,18 +49,18 @@ def write_report(runs: Sequence[Run], out: Path | None = None) -> Path:
     return html
 
 
-def beside(html: Path) -> list[Path]:
+def beside(html: Path, maps: Iterable[str]) -> list[Path]:
     """The files that go with a page; those of one with a name of its own begin with that."""
     prefix = "" if html.name == "report.html" else f"{html.stem}-"
-    return [html.parent / f"{prefix}{name}" for name in ("curves.png", "summary.csv", "curves.csv")]
+    return [html.parent / f"{prefix}{name}" for name in ("curves.png", "summary.csv", "curves.csv", *maps)]
 
 
-def _check_free(html: Path) -> None:
+def _check_free(html: Path, others: Sequence[Path]) -> None:
     """Refuse to write over what is not a report."""
     try:
         if html.is_file() and GENERATOR in html.read_text(encoding="utf-8", errors="replace"):
             return
-        taken = [path for path in (html, *beside(html)) if path.exists()]
+        taken = [path for path in (html, *others) if path.exists()]
     except OSError as error:
         raise BadInput(f"cannot write to {html}: {error.strerror}; choose another --out") from None
     if taken:

@@ -1,7 +1,8 @@
-"""The curves as a picture: against floats sent up, rounds and, where a clock ran, simulated time."""
+"""Pictures: curves against floats sent up, rounds and, where a clock ran, simulated time; heat maps."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from operator import attrgetter
@@ -12,6 +13,7 @@ import matplotlib
 
 from fedsaddle.report.reading import Series
 from fedsaddle.report.statistics import curve, ended, frame
+from fedsaddle.report.sweeps import Family, value_of
 
 matplotlib.use("Agg")  # no screen is needed to write a file
 
@@ -53,6 +55,35 @@ def draw(series: Sequence[Series], metric: str, path: Path) -> None:
     panels[0][0].set_ylabel(_plain(metric))
     lines, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(lines, labels, loc="outside right upper", fontsize="small")
+    _save(figure, path)
+
+
+def draw_heat_map(family: Family, path: Path) -> None:
+    """The best value at each place, the darker the better; a cross where every seed diverged."""
+    heat = family.heat_map
+    assert heat is not None
+    width, height = len(heat.xs), len(heat.ys)
+    figure, panel = plt.subplots(figsize=(2.5 + 0.62 * width, 2 + 0.45 * height), layout="constrained")
+    shades = [[math.nan] * width for _ in range(height)]
+    for x, y, series in heat.cells:
+        value = value_of(series, family.by)
+        if value is None:
+            panel.plot(x, y, "x", color="tab:red")
+            continue
+        shade = shades[y][x] = family.shades[series.label]
+        panel.text(
+            x, y, f"{value:.4g}", ha="center", va="center", fontsize=7, color="w" if shade > 0.6 else "k"
+        )
+    panel.imshow(shades, cmap="Blues", vmin=-0.15, vmax=1.1, origin="lower", aspect="auto")
+    panel.set_xticks(range(width), heat.xs, rotation=45, ha="right", fontsize=7)
+    panel.set_yticks(range(height), heat.ys, fontsize=7)
+    panel.set_xlabel(_plain(heat.x))
+    panel.set_ylabel(_plain(heat.y))
+    panel.set_title(_plain(f"{family.name}: {family.by}"), fontsize=9)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a folder's name may have letters that the font has not
         figure.savefig(path, dpi=120)

@@ -13,19 +13,29 @@ from importlib.resources import files
 from typing import Any
 
 from fedsaddle import __version__
+from fedsaddle.problem import better_high
 from fedsaddle.report.reading import Lane, Pictures, Run, Series, all_metrics
 from fedsaddle.report.statistics import (
     COLLAPSED,
     Finding,
     Place,
     Spread,
-    better_high,
     budget,
     can_collapse,
     curve,
     findings,
     frame,
     spread,
+)
+from fedsaddle.report.sweeps import (
+    CHOSEN_BY_TEST,
+    MOST_SERIES,
+    Family,
+    families_of,
+    is_dropped,
+    main_series,
+    other_series,
+    value_of,
 )
 
 MOST_SEEDS = 32  # that can be drawn one by one; more would make the page heavy and nobody wiser
@@ -44,24 +54,60 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def _data(runs: Sequence[Run]) -> dict[str, Any]:
-    series = [one for run in runs for one in run.series]
-    metrics = all_metrics(runs)
+    series, metrics = main_series(runs), all_metrics(runs)
+    others = other_series(runs, MOST_SERIES - len(series))
     return {
         "version": __version__,
         "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "runs": [_run(run) for run in runs],
-        "series": [_series(one, metrics) for one in series],
+        "series": [
+            {**_series(one, metrics), "off": off}
+            for off, some in ((False, series), (True, others))
+            for one in some
+        ],
         "metrics": [
             {
                 "name": metric,
                 "high": better_high(metric),
                 "collapse": COLLAPSED if can_collapse(metric) else None,
-                **_frame(metric, [curve(one, metric) for one in series]),
+                **_frame(metric, [curve(one, metric) for one in (*series, *others)]),
                 "rows": [_row(finding) for finding in findings(series, metric)],
             }
             for metric in metrics
         ],
         "budget": budget(series),
+        "sweeps": [_family(family) for run in runs for family in families_of(run)],
+    }
+
+
+def _family(family: Family) -> dict[str, Any]:
+    """One algorithm of a sweep."""
+    heat = family.heat_map
+    cells = [
+        {
+            "x": cell.x,
+            "y": cell.y,
+            "told": cell.series.label,
+            "value": value_of(cell.series, family.by),
+            "shade": family.shades.get(cell.series.label),
+            "lost": sum(bool(lane.diverged) for lane in cell.series.lanes),
+            "seeds": cell.series.seeds,
+            "dropped": is_dropped(cell.series),
+            "best": cell.series is family.best,
+        }
+        for cell in (heat.cells if heat else [])
+    ]
+    return {
+        "name": family.name,
+        "by": family.by,
+        "high": better_high(family.by),
+        "best": family.told(),
+        "warning": CHOSEN_BY_TEST.format(family.by) if family.by_test else "",
+        "value": family.value_of(family.by),
+        "tried": len(family.tried),
+        "diverged": family.diverged,
+        "dropped": family.dropped,
+        "map": heat and {"x": heat.x, "y": heat.y, "xs": heat.xs, "ys": heat.ys, "cells": cells},
     }
 
 
@@ -71,13 +117,17 @@ def _frame(metric: str, curves: list[list[Place]]) -> dict[str, Any]:
 
 
 def _run(run: Run) -> dict[str, Any]:
-    folder = str(run.folder)
+    folder, experiment, command = str(run.folder), dict(run.experiment), "run"
+    if families_of(run):
+        command = "sweep"
+        # What the algorithms' table shows need not be said twice.
+        experiment["sweep"] = {key: value for key, value in experiment["sweep"].items() if key != "settings"}
     return {
         "folder": folder,
         "unfinished": run.unfinished,
-        "experiment": run.experiment,
+        "experiment": experiment,
         "environment": run.environment,
-        "again": f"fedsaddle run {shlex.quote(folder + '/experiment.json')} --out runs/again",
+        "again": f"fedsaddle {command} {shlex.quote(folder + '/experiment.json')} --out runs/again",
     }
 
 

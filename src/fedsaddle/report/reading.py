@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ class Lane:
     points: list[Point]
     late: int  # floats of answers that came too late to be used, up to the last evaluation
     diverged: str  # how it ended, if it did not get to the end
+    dropped: str = ""  # when a sweep gave it up, if it did
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Series:
-    """One algorithm of one run."""
+    """One algorithm of one run; of a sweep, one setting."""
 
     label: str
     lanes: list[Lane]
@@ -55,10 +56,12 @@ class Series:
     rounds: int  # that were asked for
     abandoned: int  # rounds, over all seeds
     pictures: Pictures | None = None
+    family: str = ""  # of a sweep: the algorithm that this is a setting of
+    setting: dict[str, Any] = field(default_factory=dict)  # its table in the experiment
 
     @property
     def alive(self) -> list[Lane]:
-        return [lane for lane in self.lanes if lane.points and not lane.diverged]
+        return [lane for lane in self.lanes if lane.points and not lane.diverged and not lane.dropped]
 
     @property
     def reached(self) -> int:
@@ -68,7 +71,8 @@ class Series:
     @property
     def finished(self) -> bool:
         ended = all(
-            lane.diverged or (lane.points and lane.points[-1].round == self.rounds) for lane in self.lanes
+            lane.diverged or lane.dropped or (lane.points and lane.points[-1].round == self.rounds)
+            for lane in self.lanes
         )
         return ended and len(self.lanes) == self.seeds
 
@@ -89,6 +93,9 @@ class Run:
         reached = {one.label: one.reached for one in self.series}
         if len(reached) == len(self.experiment["algorithms"]) and all(one.finished for one in self.series):
             return ""
+        if any(one.family for one in self.series):  # too many to name them
+            ended = sum(one.finished for one in self.series)
+            return f"{ended} of {len(self.experiment['algorithms'])} settings have come to their end"
         rounds = self.experiment["rounds"]
         return ", ".join(
             f"{label} {reached[label]} of {rounds} rounds" if label in reached else f"{label} not begun"
@@ -114,12 +121,16 @@ def read_run(folder: Path) -> Run:
     late = _late(folder / "traffic.csv")
     abandoned: dict[str, int] = {}
     diverged: dict[tuple[str, int], str] = {}
+    dropped: dict[tuple[str, int], str] = {}
     for place, (algorithm, seed, when, event, detail) in _table(folder / "events.csv")[1]:
         if event == "diverged":
             diverged[algorithm, _count(seed, place)] = f"round {_count(when, place)}: {detail}"
+        elif event == "dropped":
+            dropped[algorithm, _count(seed, place)] = f"round {_count(when, place)}: {detail}"
         else:
             abandoned[algorithm] = abandoned.get(algorithm, 0) + 1
     series = []
+    families = _families(experiment)
     for label in experiment["algorithms"]:
         seeds = [seed for seed in experiment["seeds"] if (label, seed) in points or (label, seed) in diverged]
         lanes = [
@@ -128,17 +139,36 @@ def read_run(folder: Path) -> Run:
                 points.get((label, seed), []),
                 late.get((label, seed), 0),
                 diverged.get((label, seed), ""),
+                dropped.get((label, seed), ""),
             )
             for seed in seeds
         ]
         if lanes:
             counts = len(experiment["seeds"]), experiment["rounds"], abandoned.get(label, 0)
-            series.append(Series(label, lanes, *counts, read_pictures(folder / "samples", label)))
-    strangers = {*points, *diverged} - {(one.label, lane.seed) for one in series for lane in one.lanes}
+            pictures, own = read_pictures(folder / "samples", label), experiment["algorithms"][label]
+            setting = own if isinstance(own, dict) else {}
+            series.append(Series(label, lanes, *counts, pictures, families.get(label, ""), setting))
+    strangers = {*points, *diverged, *dropped} - {
+        (one.label, lane.seed) for one in series for lane in one.lanes
+    }
     if strangers:
         stranger = "{} with seed {}".format(*min(strangers))
         raise _damaged(str(folder), f"its experiment has no {stranger}")
     return Run(folder, experiment, metrics, series, read_environment(folder))
+
+
+def _families(experiment: dict[str, Any]) -> dict[str, str]:
+    """Of a sweep, the algorithm that each setting belongs to."""
+    sweep = experiment.get("sweep")
+    told = sweep.get("settings") if isinstance(sweep, dict) else None
+    pairs = told.items() if isinstance(told, dict) else ()
+    return {
+        label: name
+        for name, labels in pairs
+        if isinstance(labels, list)
+        for label in labels
+        if isinstance(label, str)
+    }
 
 
 def read_pictures(folder: Path, label: str) -> Pictures | None:

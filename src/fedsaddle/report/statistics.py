@@ -12,16 +12,12 @@ from typing import NamedTuple
 
 from scipy.special import stdtr
 
+from fedsaddle.problem import better_high
 from fedsaddle.report.reading import Lane, Point, Series
 
-HIGH = ("auc", "accuracy", "precision", "score")  # better high; every other metric is better low
 COLLAPSED = (
     0.6  # an AUC below this at the end is hardly better than chance, 0.5; the authors give up there too
 )
-
-
-def better_high(metric: str) -> bool:
-    return any(word in metric.lower() for word in HIGH)
 
 
 def can_collapse(metric: str) -> bool:
