@@ -76,9 +76,7 @@ def main(folder: str, device: str) -> None:
         callbacks=[Watch(clock)],
         send_metrics_to_platform=False,
     )
-    answer(
-        order, clock, parameters_to_vector(module.descending()), parameters_to_vector(module.ascending())
-    )
+    answer(order, clock, parameters_to_vector(module.descending()), parameters_to_vector(module.ascending()))
 
 
 if __name__ == "__main__":

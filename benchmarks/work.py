@@ -173,7 +173,7 @@ MODELS: dict[str, Any] = {"auc": AUC, "robust": Robust, "gan": GAN}
 
 
 class Clock:
-    """Times rounds. The first ones only warm up; on a CPU they try one thread and all, and the better stays."""
+    """Times rounds. The first only warm up: on a CPU they try one thread and all, and the better stays."""
 
     def __init__(self, device: str, rounds: int, threads: Sequence[int] = ()) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

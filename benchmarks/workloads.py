@@ -19,7 +19,6 @@ import fedsaddle as fs
 from fedsaddle import draws
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.core import Pair
-from fedsaddle.data.datasets import scaled
 from fedsaddle.engine.rounds import Study, meet
 from fedsaddle.problem import Batch, Federation
 from fedsaddle.problems import AUC, GAN, Robust

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-
-import fedsaddle as fs
 from benchmarks.plain import Plain
 from benchmarks.work import Order
 from benchmarks.workloads import Workload, write
+
+import fedsaddle as fs
 from fedsaddle.engine.rounds import begin, play, points
 from fedsaddle.problems import AUC, Robust
 
