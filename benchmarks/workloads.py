@@ -106,7 +106,7 @@ def write(workload: Workload, folder: Path, rounds: int) -> None:
         batches.append(rows.reshape(workload.visits, algorithm.K, workload.batch))
     inputs, labels = _rows(federation)
     arrays = {
-        "input": inputs.reshape(len(inputs), *inputs.shape[1:]),
+        "input": inputs,
         "label": labels,
         "sizes": federation.sizes,
         "x": z.x,
@@ -126,14 +126,13 @@ def _rows(federation: Federation) -> tuple[Tensor, Tensor]:
 
 
 def _model(problem: Any) -> dict[str, Any]:
-    features = math.prod(problem.data.inputs.shape[1:])
     if isinstance(problem, AUC):
+        features = math.prod(problem.data.inputs.shape[1:])
         return {"model": "auc", "network": problem.network, "features": features, "p": problem.p}
     if isinstance(problem, Robust):
-        classes = len(problem.data.classes)
-        sizes = {"features": features, "classes": classes, "hidden": problem.hidden}
-        return {"model": "robust", "penalty": problem.penalty, **sizes}
-    return {"model": "gan"}
+        sizes = {"classes": len(problem.data.classes), "hidden": problem.hidden}
+        return {"model": "robust", "penalty": problem.penalty, "features": problem.features, **sizes}
+    return {"model": "gan" if isinstance(problem, GAN) else "none"}
 
 
 # --- the list -------------------------------------------------------------------------------------------
