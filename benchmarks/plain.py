@@ -25,6 +25,7 @@ class Plain:
         self.w = [*self.x, *self.y]  # where the client that is visited stands
         self.z = [value.detach().clone() for value in self.w]
         self.z_old, self.u = self.z, [torch.zeros_like(value) for value in self.z]
+        self.collect = order.tensor("collect").tolist()  # (round, visit): whose gradients are collected
         self.t = 0
 
     def play(self, round: int) -> None:
@@ -55,11 +56,11 @@ class Plain:
 
         g = [torch.zeros_like(value) for value in self.z]
         self._set(self.z)
-        for client in self.order.tensor("collect")[round].tolist():
+        for client in self.collect[round]:
             self._add(g, self.model.grads(*self.order.client(client)))
         if past:
             self._set(self.z_old)
-            for client in self.order.tensor("collect")[round].tolist():
+            for client in self.collect[round]:
                 self._add(g, self.model.grads(*self.order.client(client)), -past)
         torch._foreach_mul_(self.u, past)
         torch._foreach_add_(self.u, self._divided(g))
