@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format
+.PHONY: help setup demo test check bench format
 
 help:
 	@echo "make demo    train on an unreliable fleet and show the result"
 	@echo "make test    run the tests"
 	@echo "make check   formatting, lint, types and tests, as CI does"
+	@echo "make bench   time this engine against a plain loop, pfl-research and Flower"
 	@echo "make setup   prepare .venv only"
 	@echo "make format  rewrite the code in the project's format"
 
@@ -33,6 +34,10 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(MAKE) test
+
+bench: setup
+	$(BIN)/fedsaddle data mnist
+	$(BIN)/python -m benchmarks
 
 format: setup
 	$(BIN)/ruff format .

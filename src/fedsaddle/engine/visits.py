@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -66,23 +66,32 @@ class Walk:
     """The minibatches of a walk, and the gradients that are known before its first step.
 
     A corrected step asks for the gradient at the walk's start, on each minibatch: that does not depend on
-    the walk, so all are computed at once. No algorithm has to know.
+    the walk, so all are computed at once. No algorithm has to know. In its first step every walk is at its
+    start, so only a question after that begins it.
     """
 
     start: object
+    first: int  # minibatches of the first step
     every: Batch  # (minibatch, row, ...)
     each: list[Batch]
-    grads: Pair | None = None  # at the start, (minibatch, value)
+    firsts: dict[int, Pair] = field(default_factory=dict)  # at the start, on a minibatch of the first step
+    grads: Pair | None = None  # at the start, on all later ones: (minibatch, value)
 
-    def grad(self, field: Field, z: Pair, xi: Batch) -> Pair | None:
+    def grad(self, slope: Field, z: Pair, xi: Batch) -> Pair | None:
         """The gradient, if it is one of those."""
         place = next((number for number, own in enumerate(self.each) if own is xi), None)
         if z is not self.start or place is None or not holds(len(self.each), z):
             return None
+        if place < self.first:
+            if place not in self.firsts:
+                self.firsts[place] = slope(z, xi)
+            return self.firsts[place]
         if self.grads is None:
             shared = Batch(0, None, None, 0)  # type: ignore[arg-type]  # all but the rows and the keys
-            self.grads = torch.func.vmap(field, in_dims=(None, shared))(z, self.every)
-        return Pair(self.grads.x[place], self.grads.y[place])
+            rows = {name: table[self.first :] for name, table in self.every.rows.items()}
+            later = self.every._replace(rows=rows, key=self.every.key[self.first :])
+            self.grads = torch.func.vmap(slope, in_dims=(None, shared))(z, later)
+        return Pair(self.grads.x[place - self.first], self.grads.y[place - self.first])
 
 
 def holds(minibatches: int, z: Pair) -> bool:
@@ -111,9 +120,9 @@ class Oracle:
         return Batch({name: table[name][self.offset + rows] for name in table}, self.own, weight, key)
 
     def grad(self, z: Pair, xi: Batch) -> Pair:
-        field = field_of(self.task.problem)
-        known = self._walk.grad(field, z, xi) if self._walk else None
-        return field(z, xi) if known is None else known
+        slope = field_of(self.task.problem)
+        known = self._walk.grad(slope, z, xi) if self._walk else None
+        return slope(z, xi) if known is None else known
 
     def full_grad(self, z: Pair) -> Pair:
         row = torch.arange(self.extent.rows, device=self.size.device)
@@ -136,7 +145,7 @@ class Oracle:
             every._replace(rows={name: rows[n] for name, rows in every.rows.items()}, key=every.key[n])
             for n in range(count)
         ]
-        z, self._walk = start, Walk(start, every, each) if self.extent.ahead else None
+        z, self._walk = start, Walk(start, per_step, every, each) if self.extent.ahead else None
         for step in range(steps):
             moved = move(z, *each[step * per_step : (step + 1) * per_step])
             moved = projected(self.task.problem, moved)

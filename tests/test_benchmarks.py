@@ -1,0 +1,32 @@
+"""The plain loop that the engine is timed against does the same work: it arrives at the same point."""
+
+import pytest
+import torch
+from benchmarks.plain import Plain
+from benchmarks.work import Order
+from benchmarks.workloads import Workload, write
+
+import fedsaddle as fs
+from fedsaddle.engine.rounds import begin, play, points
+from fedsaddle.problems import AUC, Robust
+
+PROBLEMS = {
+    "logistic": lambda: AUC(clients=20, network="logistic"),
+    "mlp": lambda: AUC(clients=20, network="mlp"),
+    "robust": lambda: Robust(clients=20, hidden=16),
+}
+RULES = {"cdma-nc": fs.CDMANC(0.1, 0.2, K=4), "cdma-ada": fs.CDMAADA(0.1, 0.2, 0.6, 0.2, K=4)}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_the_plain_loop_goes_where_the_engine_goes(tmp_path, problem, rule):
+    workload = Workload("little", PROBLEMS[problem], RULES[rule], visits=5, batch=6)
+    write(workload, tmp_path, rounds=3)
+    plain, study = Plain(Order(tmp_path)), workload.study()
+    lanes = begin(study)
+    for round in range(3):
+        lanes, _ = play(study, lanes, round)
+        plain.play(round)
+    for ours, theirs in zip(points(lanes.server)[0], plain.point(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
