@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedsaddle.core import Pair
-from fedsaddle.engine.visits import Extent, Task, Visits, answer, batch_rows, holds
+from fedsaddle.engine.visits import Extent, Task, Visits, answer, batch_rows
+
+SHORT = (3, 5)  # steps of the walks whose memory is measured
 
 
 class Vectorised:
@@ -23,7 +24,8 @@ class Vectorised:
 
     def __init__(self, memory: int | None = None) -> None:
         self.memory = memory
-        self._needs: dict[tuple[int, int], int] = {}  # bytes of one visit, by phase and rows
+        # Bytes of one visit with a short walk, and how many more with a longer one, by phase and rows.
+        self._needs: dict[tuple[int, int], tuple[int, int]] = {}
 
     def __call__(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
         count, keys, extent = len(visits["key"]), visits["key"], extent._replace(ahead=True)
@@ -49,18 +51,21 @@ class Vectorised:
         return result
 
     def _need(self, task: Task, extent: Extent, visits: Visits) -> int:
-        """The memory of one visit, measured once for each phase by asking one client alone."""
+        """The memory of one visit, measured once for each phase by asking one client alone.
+
+        It grows with the walk: its rows, and the gradients that are computed ahead, all at once. Two short
+        walks tell how fast.
+        """
         kind = (task.phase, extent.rows)
         if kind not in self._needs:
-            # A second step needs no more memory than the first, so a short walk tells.
-            short = extent._replace(steps=min(2, extent.steps))
-            self._needs[kind] = max(1, peak_bytes(lambda: self._ask(task, short, _slice(visits, 0, 1))))
-        # What does grow with the walk: its rows, their numbers, and gradients that are known beforehand.
-        z: Pair = next(iter(visits["down"].values()))
-        minibatches = extent.steps * task.algorithm.phases()[task.phase].batches
-        row = sum(table[0].nbytes for table in task.federation.rows.values())
-        known = z.x[0].nbytes + z.y[0].nbytes if holds(minibatches, z) else 0
-        return self._needs[kind] + minibatches * (task.batch * (48 + row) + known)
+            first = _slice(visits, 0, 1)
+            short, longer = (
+                peak_bytes(lambda: self._ask(task, extent._replace(steps=min(steps, extent.steps)), first))  # noqa: B023
+                for steps in SHORT
+            )
+            self._needs[kind] = (max(1, short), max(0, longer - short))
+        least, growth = self._needs[kind]
+        return least + growth * max(0, extent.steps - SHORT[0]) // (SHORT[1] - SHORT[0])
 
 
 def _slice(visits: Visits, start: int, stop: int) -> Visits:
