@@ -7,6 +7,7 @@ import torch
 
 import fedsaddle as fs
 from fedsaddle import draws
+from fedsaddle.engine.course import metrics_at
 from fedsaddle.engine.rounds import begin, play, points
 from zoo import ALGORITHMS, quadratic
 
@@ -96,3 +97,22 @@ def test_a_lane_that_diverges_on_a_gpu_stops_alone():
     outcome = fs.simulate(quadratic(), wild, rounds=20, evaluate_every=2, device="cuda")
     assert outcome.alive == [True, False]
     assert all(torch.isfinite(torch.cat(z)).all() for z in outcome.z)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        fs.AUC(dataset="digits", clients=40, validation_share=0.2),
+        fs.Robust(dataset="digits", clients=40, hidden=20),
+        fs.Robust(dataset="digits", clients=40, hidden=20, radius=1.0, norm="l2"),
+        fs.Fair(dataset="digits", clients=40),
+    ],
+)
+def test_replayed_metrics_are_the_same(problem):
+    study, lanes = run(problem, ALGORITHMS["cdma-ada"], rounds=2, device="cuda")
+    for _ in range(2):
+        found = metrics_at(study, lanes, [2, 0])
+        for lane, metrics in found.items():
+            z = points(lanes.server)[lane].to("cpu")
+            assert metrics == pytest.approx(problem.evaluate(z), rel=1e-3, abs=1e-5)
+    assert "metrics" in study.graphs._recordings
