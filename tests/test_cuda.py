@@ -83,11 +83,18 @@ def test_captured_equals_loop_on_a_network(name):
         assert study.problem.evaluate(z) == pytest.approx(study.problem.evaluate(w), rel=1e-3)
 
 
+class Precise(fs.GAN):
+    """In float64: batch normalisation over two rows makes much of an error in the last bit."""
+
+    def init(self, seed):
+        return fs.Pair(*(value.double() for value in super().init(seed)))
+
+
 def test_captured_equals_loop_on_a_gan():
-    problem = fs.GAN(objective="non-saturating", clients=40, partition="dirichlet")
+    problem = Precise(objective="non-saturating", clients=40, partition="dirichlet")
     _, expected = run(problem, ALGORITHMS["cdma-ada"], rounds=2, ask=fs.Loop())
     study, lanes = run(problem, ALGORITHMS["cdma-ada"], rounds=2, device="cuda")
-    assert_same(lanes, expected, 1e-3)
+    assert_same(lanes, expected, 1e-9)
     shown = [study.problem.pictures(points(end.server)[0])["samples"].cpu() for end in (lanes, expected)]
     assert (shown[0].float() - shown[1].float()).abs().max() <= 2
 

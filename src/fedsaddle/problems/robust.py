@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -127,11 +127,14 @@ class Robust(Measured):
     def starts(self, y: Tensor) -> Tensor:
         """Where the ascent begins: at y, at zero, and as far as y (at least 1) in random directions."""
         length = y.norm().clamp(min=1)
-        directions = [
-            draws.normal(draws.key(draws.PROBLEM, self.seed, RESTARTS + number), self.features).to(y)
-            for number in range(self.restarts)
-        ]
-        return torch.stack([y, torch.zeros_like(y), *(length * one / one.norm() for one in directions)])
+        return torch.cat([torch.stack([y, torch.zeros_like(y)]), length * self._directions(y.device).to(y)])
+
+    @cache  # noqa: B019  a problem lives as long as its program
+    def _directions(self, device: torch.device) -> Tensor:
+        keys = draws.key(draws.PROBLEM, self.seed, RESTARTS + torch.arange(self.restarts))
+        along = draws.normal(keys, self.features)
+        unit: Tensor = along / along.norm(dim=1, keepdim=True)
+        return unit.to(device)
 
     def worst(self, z: Pair, rows: Rows) -> Worst:
         """The best of all points that gradient ascent passes on its way from several starts.
