@@ -135,8 +135,10 @@ class Lanes:
 
 def begin(study: Study) -> Lanes:
     """Every lane before its first round."""
-    starts = [projected(study.problem, study.problem.init(seed)) for seed in study.seeds]
-    z: Pair = tree_map(lambda *rows: torch.stack(rows).to(study.device), *starts)
+    starts = {seed: projected(study.problem, study.problem.init(seed)) for seed in set(study.seeds)}
+    z: Pair = tree_map(
+        lambda *rows: torch.stack(rows).to(study.device), *(starts[seed] for seed in study.seeds)
+    )
     memory = None
     if isinstance(study.algorithm, Remembers):
         blank = study.per_lane(lambda algorithm, z: algorithm.remember(z), z)
