@@ -165,6 +165,23 @@ def test_memory_is_bounded(algorithm, phase):
     assert bounded < 1.25 * limit
 
 
+def test_a_message_is_repeated_only_for_the_visits_that_are_computed():
+    """Many clients of few lanes: each lane's message is held once, and counted in what a visit needs."""
+
+    class Long(Wide):
+        def init(self, seed: int) -> Pair:
+            return Pair(torch.ones(100_000), torch.ones(1))
+
+        def loss(self, z: Pair, xi: Batch) -> Tensor:
+            return (xi.mean(xi.rows["a"]) * z.x).sum() * z.y.sum()
+
+    study = fs.make_study(Long(), fs.CDMANC(0.01, 0.01, K=2), seeds=range(2))
+    lanes = begin(study)
+    message = lanes.server.z.x[0].nbytes
+    assert peak_bytes(lambda: first_visits(study, lanes)) < 4 * message  # and there are 24 visits
+    assert study.ask._need(*first_visits(study, lanes)) > 2 * message  # what comes and what goes
+
+
 def first_visits(study, lanes, phase=0):
     """All clients, asked by every lane."""
     everyone = list(range(len(study.problem.federation)))

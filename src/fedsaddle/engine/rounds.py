@@ -328,17 +328,12 @@ def send(study: Study, server: Any, number: int) -> Message:
 
 
 def visits_of(study: Study, number: int, down: Message, calls: Calls, kept: Pair | None) -> Visits:
-    """All that each visit's client is given."""
-    federation, lane, client = study.federation, calls.lane, calls.client
+    """Who is asked, and all that is sent."""
     dtype = next(iter(down.values())).x.dtype
-    by_lane: Visits = {"hyper": study.hyper, "down": down, "t": calls.t.to(dtype), "steps": calls.steps}
-    visits: Visits = tree_map(lambda values: values[lane], by_lane)
-    visits["key"] = draws.key(draws.BATCHES, study.lane_seeds[lane], calls.round, number, client)
-    visits["offset"], visits["size"] = federation.offsets[client], federation.sizes[client]
-    visits["own"] = {name: table[client] for name, table in federation.own.items()}
-    if kept is not None:
-        visits["kept"] = kept
-    return visits
+    by_lane = {"hyper": study.hyper, "down": down, "t": calls.t.to(dtype), "steps": calls.steps}
+    seeds = study.lane_seeds[calls.lane]
+    key = draws.key(draws.BATCHES, seeds, calls.round, number, calls.client)
+    return Visits(by_lane, calls.lane, calls.client, key, kept)
 
 
 def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedsaddle.engine.visits import Extent, Task, Visits, answer, batch_rows
+from fedsaddle.engine.visits import Extent, Given, Task, Visits, answer, batch_rows
 
 SHORT = (3, 5)  # steps of the walks whose memory is measured
 
@@ -28,11 +28,9 @@ class Vectorised:
         self._needs: dict[tuple[int, int], tuple[int, int]] = {}
 
     def __call__(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
-        count, keys, extent = len(visits["key"]), visits["key"], extent._replace(ahead=True)
-        at_once = max(1, self.limit(keys.device) // self._need(task, extent, visits))
-        answers = [
-            self._ask(task, extent, _slice(visits, at, at + at_once)) for at in range(0, count, at_once)
-        ]
+        count, extent = len(visits), extent._replace(ahead=True)
+        at_once = max(1, self.limit(visits.key.device) // self._need(task, extent, visits))
+        answers = [self._ask(task, extent, visits.part(at, at + at_once)) for at in range(0, count, at_once)]
         stacked: dict[str, Any] = tree_map(lambda *chunks: torch.cat(chunks), *answers)
         return stacked
 
@@ -44,21 +42,22 @@ class Vectorised:
         return self.memory
 
     def _ask(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
-        def one(rows: Tensor, visit: Visits) -> dict[str, Any]:
-            return answer(task, extent, rows, visit)
+        def one(rows: Tensor, given: Given) -> dict[str, Any]:
+            return answer(task, extent, rows, given)
 
-        result: dict[str, Any] = torch.func.vmap(one)(batch_rows(task, extent, visits), visits)
+        given = visits.given(task.federation)
+        result: dict[str, Any] = torch.func.vmap(one)(batch_rows(task, extent, given), given)
         return result
 
     def _need(self, task: Task, extent: Extent, visits: Visits) -> int:
         """The memory of one visit, measured once for each phase by asking one client alone.
 
-        It grows with the walk: its rows, and the gradients that are computed ahead, all at once. Two short
-        walks tell how fast.
+        It holds what its client is given, and grows with the walk: its rows, and the gradients that are
+        computed ahead, all at once. Two short walks tell how fast.
         """
         kind = (task.phase, extent.rows)
         if kind not in self._needs:
-            first = _slice(visits, 0, 1)
+            first = visits.part(0, 1)
             short, longer = (
                 peak_bytes(lambda: self._ask(task, extent._replace(steps=min(steps, extent.steps)), first))  # noqa: B023
                 for steps in SHORT
@@ -66,11 +65,6 @@ class Vectorised:
             self._needs[kind] = (max(1, short), max(0, longer - short))
         least, growth = self._needs[kind]
         return least + growth * max(0, extent.steps - SHORT[0]) // (SHORT[1] - SHORT[0])
-
-
-def _slice(visits: Visits, start: int, stop: int) -> Visits:
-    part: Visits = tree_map(lambda rows: rows[start:stop], visits)
-    return part
 
 
 class _Peak(TorchDispatchMode):
