@@ -1,13 +1,16 @@
 """A GPU draws the same bits and computes the same rounds, eagerly or replayed. Runs where there is a GPU."""
 
 import dataclasses
+import gc
 
 import pytest
 import torch
 
 import fedsaddle as fs
 from fedsaddle import draws
+from fedsaddle.core import Pair
 from fedsaddle.engine.rounds import begin, play, points
+from fedsaddle.problem import Batch, Federation
 from zoo import ALGORITHMS, quadratic
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -96,3 +99,85 @@ def test_a_lane_that_diverges_on_a_gpu_stops_alone():
     outcome = fs.simulate(quadratic(), wild, rounds=20, evaluate_every=2, device="cuda")
     assert outcome.alive == [True, False]
     assert all(torch.isfinite(torch.cat(z)).all() for z in outcome.z)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wide:
+    """A loss whose intermediate values take the memory: half a gigabyte a visit."""
+
+    width: int = 1 << 22
+
+    @property
+    def federation(self) -> Federation:
+        return Federation({"a": torch.linspace(0, 1, 12)}, torch.full((12,), 1))
+
+    def init(self, seed: int) -> Pair:
+        return Pair(torch.full((1,), 0.1 * (1 + seed)), torch.ones(1))
+
+    def loss(self, z: Pair, xi: Batch) -> torch.Tensor:
+        wide = torch.sin(xi.rows["a"][:, None] * z.x * torch.ones(self.width, device=z.x.device))
+        return xi.mean(torch.cos(wide * z.y).mean(1))
+
+    def evaluate(self, z: Pair) -> dict[str, float]:
+        return {"x": float(z.x)}
+
+
+def wide_run(captured: bool):
+    study = fs.make_study(
+        Wide(), fs.CDMANC(0.1, 0.1, K=2), seeds=(0, 1), quorum=fs.Quorum(invite=12), batch=4, device="cuda"
+    )
+    if not captured:
+        study = dataclasses.replace(study, graphs=None)
+    lanes, events = begin(study), []
+    for round in range(3):
+        lanes, new = play(study, lanes, round)
+        events += new
+    return study, lanes, events
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_when_a_gpu_runs_out_of_memory_smaller_parts_are_computed(captured):
+    _, expected, nothing = wide_run(captured)
+    assert nothing == []
+    gc.collect()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (3 << 30)) / total)
+    try:
+        study, lanes, events = wide_run(captured)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert [event.what for event in events] == ["memory"]
+    assert 1 <= study.ask._at_once <= 6
+    assert study.ask.memory < 6 << 30
+    assert_same(lanes, expected, 1e-6)
+    if captured:
+        assert study.graphs._recordings
+
+
+def test_memory_that_runs_out_in_a_recording_is_no_end(monkeypatch):
+    """Memory that was enough before a recording need not be enough in it."""
+    problem, ask = quadratic(), fs.Vectorised._ask
+    _, expected = run(problem, ALGORITHMS["codasca"], device="cuda")
+
+    def cramped(self, task, extent, visits):
+        answers = ask(self, task, extent, visits)
+        if torch.cuda.is_current_stream_capturing() and len(visits) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return answers
+
+    monkeypatch.setattr(fs.Vectorised, "_ask", cramped)
+    study, lanes = run(problem, ALGORITHMS["codasca"], device="cuda")
+    assert study.ask._at_once <= 3
+    assert_same(lanes, expected, 1e-10)
+
+
+def test_a_visit_that_does_not_fit_a_gpu_is_refused():
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (100 << 20)) / total)
+    try:
+        with pytest.raises(fs.BadInput, match="a single visit at a time"):
+            wide_run(captured=True)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

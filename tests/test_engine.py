@@ -327,3 +327,53 @@ def test_a_round_that_fails_takes_back_all_that_clients_kept():
     assert lanes.alive == [False, False]
     assert not lanes.memory.x.any()
     assert not lanes.memory.y.any()
+
+
+class Cramped(fs.Vectorised):
+    """A machine that holds three visits and not four."""
+
+    most = 3
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def _ask(self, task, extent, visits):
+        self.sizes.append(len(visits))
+        if len(visits) > self.most:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+        return super()._ask(task, extent, visits)
+
+
+def test_when_memory_runs_out_smaller_parts_are_computed_and_it_is_said_once():
+    ask = Cramped()
+    settings = {"rounds": 4, "quorum": QUORUM, "batch": 2, "seeds": (0, 1), "evaluate_every": 2}
+    whole = fs.simulate(quadratic(), ALGORITHMS["codasca"], **settings)
+    cramped = fs.simulate(quadratic(), ALGORITHMS["codasca"], **settings, ask=ask)
+    assert max(ask.sizes) > 3
+    tried = [size for size in ask.sizes if size > 3]
+    assert len(tried) == 1 or sorted(tried, reverse=True) == tried  # each half of the one before
+    assert ask.sizes[-1] <= 3
+    for one, other in zip(whole.z, cramped.z, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    assert [row.metrics.keys() for row in whole.rows] == [row.metrics.keys() for row in cramped.rows]
+    (event,) = [event for event in cramped.events if event not in whole.events]
+    assert event.what == "memory"
+    assert "memory ran out" in event.detail
+    assert "memory_gb" in event.detail
+
+
+def test_a_visit_that_does_not_fit_alone_is_refused():
+    ask = Cramped()
+    ask.most = 0
+    with pytest.raises(fs.BadInput, match="a single visit at a time: lower batch, K"):
+        run(ALGORITHMS["cdma-one"], ask=ask)
+
+
+def test_another_failure_is_not_taken_for_a_lack_of_memory():
+    class Broken(Cramped):
+        def _ask(self, task, extent, visits):
+            raise RuntimeError("shapes do not fit")
+
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        run(ALGORITHMS["cdma-one"], ask=Broken())

@@ -15,6 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from fedsaddle.cli import main
+from fedsaddle.engine.vectorised import Vectorised
 
 ARGUMENTS = [
     "run",
@@ -320,6 +321,24 @@ def test_a_diverged_lane_is_told_and_the_others_go_on(tmp_path, monkeypatch, cap
     ]
     assert [event["round"] for event in events] == ["0", "0"]
     assert "before this round stationarity was" in events[0]["detail"]
+
+
+def test_a_lack_of_memory_is_told_and_written_down(tmp_path, monkeypatch, capsys):
+    ask = Vectorised._ask
+
+    def cramped(self, task, extent, visits):
+        if len(visits) > 3:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return ask(self, task, extent, visits)
+
+    monkeypatch.setattr(Vectorised, "_ask", cramped)
+    words = [word for word in ARGUMENTS if word != "--quiet"]
+    assert fedsaddle(*words, f"--out={tmp_path / 'run'}", monkeypatch=monkeypatch) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "memory ran out" in line]
+    assert [line.split(" round ")[0] for line in told] == ["codasca", "cdma-ada"]  # once for each
+    with (tmp_path / "run" / "events.csv").open() as file:
+        events = [row for row in csv.DictReader(file) if row["event"] == "memory"]
+    assert [(row["algorithm"], row["seed"]) for row in events] == [("codasca", "0"), ("cdma-ada", "0")]
 
 
 def test_the_resolved_experiment_runs_again_to_the_same_bytes(whole, tmp_path, monkeypatch):

@@ -100,11 +100,21 @@ def _speed(rounds: int, since: float) -> str:
     return f"{speed:.{0 if speed >= 10 else 1}f}"
 
 
-def _diverged(plan: Plan, study: str, stop: Stop) -> list[str]:
-    """A line for each lane that has just diverged. In a sweep many do, and their number says enough."""
-    lost = [event for event in stop.events if event.what == "diverged" and not plan.by]
+def _trouble(plan: Plan, study: str, stop: Stop) -> list[str]:
+    """What a person should hear at once.
+
+    Each lane that has just diverged: in a sweep many do, and their number says enough. And what has befallen
+    the machines.
+    """
+    ends = [event for event in stop.events if event.what == "diverged" and not plan.by]
     seeds = plan.studies[study].seeds
-    return [f"{study} seed {seeds[one.lane]} diverged in round {one.round}: {one.detail}" for one in lost]
+    lines = [f"{study} seed {seeds[one.lane]} diverged in round {one.round}: {one.detail}" for one in ends]
+    lines += [f"{study} round {one.round}: {one.detail}" for one in stop.events if one.what == "memory"]
+    lost = [event for event in stop.events if event.what == "lost"]
+    if lost:
+        of = f" (and of {len(lost) - 1} more)" if len(lost) > 1 else ""
+        lines.append(f"{study} seed {seeds[lost[0].lane]}{of} round {lost[0].round}: {lost[0].detail}")
+    return lines
 
 
 def _say(line: str) -> None:
@@ -116,7 +126,7 @@ def _say(line: str) -> None:
 
 
 class Lines:
-    """For a pipe: a plain line about every tenth of the way, and for every lane that diverges."""
+    """For a pipe: a plain line about every tenth of the way, and for what goes wrong."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -126,7 +136,7 @@ class Lines:
         self.began, self.start = time.monotonic(), start
 
     def stop(self, study: str, stop: Stop) -> None:
-        for line in _diverged(self.plan, study, stop):
+        for line in _trouble(self.plan, study, stop):
             _say(line)
         last = stop.round == self.plan.rounds
         if stop.rows and (last or stop.round == 0 or stop.round - self.told >= self.plan.rounds / 10):
@@ -151,7 +161,7 @@ class Bars:
 
     def stop(self, study: str, stop: Stop) -> None:
         task = self.tasks[study]
-        for line in _diverged(self.plan, study, stop):
+        for line in _trouble(self.plan, study, stop):
             self.progress.print(line)
         if stop.rows:
             self.progress.update(task, metric=_describe(self.plan, study, stop))

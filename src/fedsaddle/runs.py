@@ -3,7 +3,8 @@
     experiment.json         the resolved experiment; it can be run again as it is
     rounds.csv              one row an evaluation of a lane
     traffic.csv             floats sent so far at each evaluation, by direction, variable and kind
-    events.csv              abandoned rounds, diverged lanes, lanes that a sweep has dropped
+    events.csv              abandoned rounds, diverged lanes, lanes that a sweep has dropped, answers
+                            that were lost with a worker, a lack of memory
     environment.json        for each time it was started: when, with what, on what, and for how long
     final/ALGORITHM.safetensors   each seed's last finite point
     samples/ALGORITHM-ROUND.png   of a problem that makes pictures: the first seed's at each evaluation,

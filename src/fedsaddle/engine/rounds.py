@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,12 +22,21 @@ from fedsaddle.core import Algorithm, Message, Pair, Remembers, Turn
 from fedsaddle.engine.accounting import Postage, floats_down, floats_up
 from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.loop import Loop
+from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.engine.visits import Extent, Task, Visits, projected
 from fedsaddle.fleet import Fleet, Quorum, Settled, Verdict, invite
 from fedsaddle.problem import Federation, Problem
 
 Ask = Callable[[Task, Extent, Visits], dict[str, Any]]
 CPU = torch.device("cpu")
+
+
+@runtime_checkable
+class Outspoken(Protocol):
+    """A way to ask that may have something to say."""
+
+    def news(self) -> str | None:
+        """What a person should hear and has not yet been told."""
 
 
 class Posted(NamedTuple):
@@ -42,7 +51,7 @@ class Event(NamedTuple):
 
     lane: int
     round: int
-    what: str  # abandoned, diverged or dropped
+    what: str  # abandoned, diverged, dropped, or memory: less of it is used from here on
     detail: str
 
 
@@ -200,6 +209,9 @@ def play(study: Study, lanes: Lanes, round: int) -> tuple[Lanes, list[Event]]:
             assert lanes.memory is not None
             old = Pair(kept.x[failed], kept.y[failed])
             remember(lanes.memory, calls.lane[failed], calls.client[failed], old)
+    news = study.ask.news() if isinstance(study.ask, Outspoken) else None
+    if news is not None:
+        events.append(Event(which(lanes.alive)[0], round, "memory", news))
     return Lanes(
         server,
         lanes.memory,
@@ -289,15 +301,19 @@ def exchange(
         return {"server": server, "finite": finite, **answers}
 
     inputs = {"server": server, "calls": calls} | ({} if kept is None else {"kept": kept})
-    if study.graphs is None:
-        return work(inputs)
+    ask, graphs = study.ask, study.graphs
+    if graphs is None:
+        return ask.within_memory(lambda: work(inputs)) if isinstance(ask, Vectorised) else work(inputs)
     real = len(calls.lane)
     extent, visits = roomy(study, number, extent, real)
     pad = torch.arange(visits, device=study.device).clamp(max=real - 1)  # the last visit again and again
     inputs["calls"] = calls._replace(lane=calls.lane[pad], client=calls.client[pad])
     if kept is not None:
         inputs["kept"] = Pair(kept.x[pad], kept.y[pad])
-    after: dict[str, Any] = study.graphs((number, extent, visits), work, inputs)
+    assert isinstance(ask, Vectorised)  # only that is recorded
+    after: dict[str, Any] = ask.within_memory(
+        lambda: graphs((number, extent, visits), work, inputs), graphs.forget
+    )
     if "keep" in after:
         after["keep"] = Pair(after["keep"].x[:real], after["keep"].y[:real])
     return after
