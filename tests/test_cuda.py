@@ -2,6 +2,8 @@
 
 import dataclasses
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -181,3 +183,65 @@ def test_a_visit_that_does_not_fit_a_gpu_is_refused():
             wide_run(captured=True)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+# Deterministic, in a process of its own: cuBLAS must hear of it before it is first used.
+TWICE = """
+import hashlib
+from dataclasses import dataclass
+import torch
+import fedsaddle as fs
+from fedsaddle import draws
+from fedsaddle.core import Pair
+from fedsaddle.engine import machine
+from fedsaddle.networks import Network, cifar_cnn, lenet5
+from fedsaddle.problem import Federation
+
+machine.prepare(deterministic=True)
+
+@dataclass(frozen=True)
+class Images:
+    "Noise to fit, by a network with convolutions and pooling."
+    network: Network
+    shape: tuple
+
+    @property
+    def federation(self):
+        pixels = draws.uniform(draws.key(draws.PROBLEM, torch.arange(120)), *self.shape).float()
+        return Federation({"input": pixels}, torch.full((12,), 10))
+
+    def init(self, seed):
+        return Pair(self.network.init(seed), torch.ones(1))
+
+    def loss(self, z, xi):
+        return xi.mean((self.network(z.x, xi.rows["input"])[:, 0] - z.y) ** 2) - z.y[0] ** 2
+
+    def evaluate(self, z):
+        return {"loss": float(self.network(z.x, self.federation.rows["input"].to(z.x.device)).mean())}
+
+problems = (
+    fs.Quadratic(clients=12),
+    fs.AUC(dataset="digits", clients=40, partition="dirichlet", network="mlp"),
+    fs.GAN(objective="non-saturating", clients=40, partition="dirichlet"),
+    fs.Robust(dataset="digits", clients=40),
+    fs.Fair(dataset="digits", clients=40),
+    Images(Network(lenet5), (1, 28, 28)),
+    Images(Network(cifar_cnn), (3, 32, 32)),
+)
+rule = fs.CDMAADA(c_eta=0.05, c_gamma=0.05, c_alpha=0.7, rho=0.3, K=3)
+for problem in problems:
+    quorum = fs.Quorum(invite=6)
+    end = fs.simulate(problem, rule, rounds=4, seeds=(0, 1, 2), quorum=quorum, device="cuda")
+    assert all(end.alive)
+    values = torch.cat([torch.cat(z) for z in end.z]).cpu().numpy().tobytes()
+    print(type(problem).__name__, hashlib.sha256(values).hexdigest(), end.rows[-1].metrics, flush=True)
+"""
+
+
+def test_deterministic_gives_the_same_bits_twice():
+    one, other = (
+        subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True) for _ in range(2)
+    )
+    assert one.returncode == 0, one.stdout + one.stderr
+    assert one.stdout.count("\n") == 7
+    assert one.stdout == other.stdout

@@ -12,10 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from fedsaddle.cli import main
+from fedsaddle.engine import machine
 from fedsaddle.engine.vectorised import Vectorised
+from fedsaddle.spec import load
 
 ARGUMENTS = [
     "run",
@@ -258,7 +261,11 @@ def test_a_damaged_run_is_refused_and_left_alone(half, damage, monkeypatch, caps
 
 @pytest.mark.parametrize(
     ("change", "told"),
-    [("--rounds=40", "rounds was 12, is 40"), ("--set=problem.kappa=3.0", "problem.kappa was 10.0, is 3.0")],
+    [
+        ("--rounds=40", "rounds was 12, is 40"),
+        ("--set=problem.kappa=3.0", "problem.kappa was 10.0, is 3.0"),
+        ("--deterministic", "deterministic was false, is true"),
+    ],
 )
 def test_another_experiments_checkpoint_is_refused(half, change, told, monkeypatch, capsys):
     before = everything(half)
@@ -339,6 +346,34 @@ def test_a_lack_of_memory_is_told_and_written_down(tmp_path, monkeypatch, capsys
     with (tmp_path / "run" / "events.csv").open() as file:
         events = [row for row in csv.DictReader(file) if row["event"] == "memory"]
     assert [(row["algorithm"], row["seed"]) for row in events] == [("codasca", "0"), ("cdma-ada", "0")]
+
+
+@pytest.mark.parametrize("experiment", ["quadratic", "auc-digits"])
+def test_deterministic_gives_the_same_bits_twice(experiment, tmp_path):
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        words = ["run", experiment, "--algorithm=cdma-ada", "--rounds=2", "--seeds=0-1", "--deterministic"]
+        command = [sys.executable, "-m", "fedsaddle", *words, "--device=cpu", "--quiet", f"--out={folder}"]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+    assert result(folders[0]) == result(folders[1])
+    assert json.loads((folders[0] / "experiment.json").read_text())["deterministic"] is True
+
+
+def test_deterministic_is_said_before_a_gpu_computes(monkeypatch):
+    """cuBLAS reads its workspace when it is first used, which may be while an experiment is loaded."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    load("quadratic", deterministic=True)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    load("quadratic")
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    try:
+        machine.prepare(deterministic=True)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        machine.prepare()
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_the_resolved_experiment_runs_again_to_the_same_bytes(whole, tmp_path, monkeypatch):

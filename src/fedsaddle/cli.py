@@ -211,6 +211,9 @@ Seeds = Annotated[str | None, typer.Option(help="Such as 0-4 or 0,3,7-9.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key: problem.kappa=20.")]
 Engine = Annotated[str | None, typer.Option(help="auto, vectorised or loop.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Deterministic = Annotated[
+    bool | None, typer.Option("--deterministic", help="The same bits every time, also on a GPU.")
+]
 Out = Annotated[Path | None, typer.Option("--out", help="The run's folder.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
@@ -226,6 +229,7 @@ def run(
     set_: Set = None,
     engine: Engine = None,
     device: Device = None,
+    deterministic: Deterministic = None,
     folder: Out = None,
     resume: Resume = False,
     quiet: Quiet = False,
@@ -240,6 +244,7 @@ def run(
         seeds=seeds,
         engine=engine,
         device=device,
+        deterministic=deterministic,
         settings=set_ or [],
     )
     path = _carry_out(plan, folder, resume, quiet, checkpoint_seconds)
@@ -259,6 +264,7 @@ def sweep(
     set_: Set = None,
     engine: Engine = None,
     device: Device = None,
+    deterministic: Deterministic = None,
     folder: Out = None,
     resume: Resume = False,
     quiet: Quiet = False,
@@ -276,6 +282,7 @@ def sweep(
         seeds=seeds,
         engine=engine,
         device=device,
+        deterministic=deterministic,
         settings=set_ or [],
     )
     path = _carry_out(plan, folder, resume, quiet, checkpoint_seconds)
@@ -323,7 +330,7 @@ def _execute(run_folder: RunFolder, quiet: bool, checkpoint_seconds: float) -> N
     from fedsaddle.tensorboard import TensorBoard
 
     plan, asked = run_folder.plan, _until_asked()
-    machine.prepare(plan.resolved["threads"], plan.resolved["tf32"])
+    machine.prepare(*(plan.resolved[key] for key in ("threads", "tf32", "deterministic")))
 
     def go(watch: Watch) -> None:
         execute(run_folder, TensorBoard(run_folder.path, plan, watch), asked, checkpoint_seconds)

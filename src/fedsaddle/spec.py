@@ -26,6 +26,7 @@ from fedsaddle import sweep as tuning
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.core import Scalar
 from fedsaddle.data.tables import is_table
+from fedsaddle.engine import machine
 from fedsaddle.engine.course import Prune
 from fedsaddle.engine.loop import Loop
 from fedsaddle.engine.rounds import Study, begin
@@ -59,6 +60,7 @@ class Experiment(BaseModel):
     memory_gb: float | None = None  # what a vectorised computation may hold: by itself 4, or half of a GPU
     threads: int = 1  # of PyTorch; part of the experiment because sums may round differently with more
     tf32: bool = False  # on a GPU: multiply with 10 bits of mantissa, faster
+    deterministic: bool = False  # on a GPU: the same bits every time, slower
     problem: dict[str, Any]
     fleet: dict[str, Any] = {"model": "paper"}
     quorum: dict[str, Any] = {}
@@ -324,6 +326,8 @@ def _prepare(experiment: str, given: dict[str, Any], settings: Sequence[str]) ->
     check_count("threads", checked.threads, most=1024)
     if checked.memory_gb is not None and not 0 < checked.memory_gb <= 1e6:
         raise BadInput(f"memory_gb must be above 0 and at most a million, got {checked.memory_gb:g}")
+    if checked.deterministic:
+        machine.fix_workspace()  # here, because a problem may use a GPU while it is made
     for label in checked.algorithms:
         _check_label(label)
     if not checked.algorithms:
@@ -357,10 +361,17 @@ def load(
     seeds: str | None = None,
     engine: str | None = None,
     device: str | None = None,
+    deterministic: bool | None = None,
     settings: Sequence[str] = (),
 ) -> Plan:
     """A checked, resolved experiment, ready to run."""
-    given = {"rounds": rounds, "seeds": seeds, "engine": engine, "device": device}
+    given = {
+        "rounds": rounds,
+        "seeds": seeds,
+        "engine": engine,
+        "device": device,
+        "deterministic": deterministic,
+    }
     bench = _prepare(experiment, given, settings)
     tables, K = bench.checked.algorithms, bench.checked.K
     wanted = list(dict.fromkeys(algorithms)) or list(tables)
@@ -386,10 +397,17 @@ def load_sweep(
     seeds: str | None = None,
     engine: str | None = None,
     device: str | None = None,
+    deterministic: bool | None = None,
     settings: Sequence[str] = (),
 ) -> Plan:
     """A checked sweep: every setting of every algorithm under its own name, as many in a study as can be."""
-    given = {"rounds": rounds, "seeds": seeds, "engine": engine, "device": device}
+    given = {
+        "rounds": rounds,
+        "seeds": seeds,
+        "engine": engine,
+        "device": device,
+        "deterministic": deterministic,
+    }
     bench = _prepare(experiment, given, settings)
     own = {"by": by, "budget": budget, "halving": halving}
     table = bench.checked.sweep | {key: value for key, value in own.items() if value is not None}
