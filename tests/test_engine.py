@@ -6,8 +6,10 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 import fedsaddle as fs
+from fedsaddle import draws
 from fedsaddle.core import Pair, Parameters, Phase, Reply
 from fedsaddle.engine.rounds import begin, calls_of, gather, play, points, send, visits_of
 from fedsaddle.engine.vectorised import peak_bytes
@@ -377,3 +379,75 @@ def test_another_failure_is_not_taken_for_a_lack_of_memory():
 
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         run(ALGORITHMS["cdma-one"], ask=Broken())
+
+
+def one_in_three(key):
+    return key % 3 == 0
+
+
+class Forgetful(fs.Vectorised):
+    """Loses one answer in three."""
+
+    def __call__(self, task, extent, visits):
+        heard = ~one_in_three(visits.key)
+        if heard.all():
+            return super().__call__(task, extent, visits)
+        answers = super().__call__(task, extent, visits) if heard.any() else {}
+        return {"heard": heard, **tree_map(lambda rows: rows[heard], answers)}
+
+
+class Silent(fs.Everybody):
+    """The clients whose answers the above would lose never answer."""
+
+    def delays(self, seeds, round, phase, clients, now):
+        key = draws.key(draws.BATCHES, seeds[:, None], round, phase, clients)
+        return torch.where(one_in_three(key), math.inf, 1.0)
+
+
+@pytest.mark.parametrize("minimum", [1, 4, 6])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_answer_that_is_lost_is_one_that_never_came(name, minimum):
+    settings = {"quorum": fs.Quorum(invite=6, minimum=minimum), "seeds": (0, 1, 2), "rounds": 12}
+    expected = run(ALGORITHMS[name], fleet=Silent(), **settings)
+    lossy = run(ALGORITHMS[name], fleet=fs.Everybody(), ask=Forgetful(), **settings)
+    assert sum(expected.completed) < 36 or minimum == 1
+    assert_same(lossy, expected, tolerance=1e-12)
+    assert lossy.alive == expected.alive == [True] * 3
+
+
+def test_every_loss_is_an_event_of_its_lane():
+    quorum = fs.Quorum(invite=6, minimum=4)
+    settings = {"rounds": 12, "seeds": (0, 1), "quorum": quorum, "fleet": fs.Everybody(), "batch": 2}
+    outcome = fs.simulate(quadratic(), ALGORITHMS["cdma-one"], **settings, ask=Forgetful())
+    lost = [event for event in outcome.events if event.what == "lost"]
+    abandoned = [event for event in outcome.events if event.what == "abandoned"]
+    told = {(event.lane, event.round, event.detail) for event in lost}
+    assert len(told) == len(lost)  # each once
+    assert {(event.lane, event.round) for event in abandoned} < {(event.lane, event.round) for event in lost}
+    assert any("of 6 answers lost with a worker that died" in event.detail for event in lost)
+    assert all("answers, the minimum is 4" in event.detail for event in abandoned)
+    # What is lost was not sent up; what is left of an abandoned round came in vain.
+    calm = fs.simulate(quadratic(), ALGORITHMS["cdma-one"], **settings)
+    assert 0 < outcome.rows[-1].floats_up < calm.rows[-1].floats_up
+
+
+def test_a_lane_that_loses_too_many_answers_does_not_diverge_by_the_others():
+    """Its point is no longer finite after the first phase, but the second loses the round."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Fragile(Hoarder):
+        def phases(self):
+            return tuple(reversed(super().phases()))
+
+    class Second(fs.Vectorised):
+        def __call__(self, task, extent, visits):
+            if task.phase == 1:
+                return {"heard": torch.zeros(len(visits), dtype=torch.bool)}
+            return super().__call__(task, extent, visits)
+
+    everyone = {"quorum": fs.Quorum(invite=12), "fleet": fs.Everybody()}
+    lanes = run(Fragile(0.1), rounds=1, ask=Second(), **everyone)
+    assert lanes.alive == [True, True]
+    assert lanes.completed == [0, 0]
+    assert torch.isfinite(lanes.server.z.x).all()
+    assert not lanes.memory.x.any()

@@ -27,6 +27,8 @@ from fedsaddle.engine.visits import Extent, Task, Visits, projected
 from fedsaddle.fleet import Fleet, Quorum, Settled, Verdict, invite
 from fedsaddle.problem import Federation, Problem
 
+# What clients send `up` and `keep`, visit by visit. A way to ask that can lose some of the answers leaves
+# those out, and says by `heard`, (visit,), which it has; of none at all there is no `up`.
 Ask = Callable[[Task, Extent, Visits], dict[str, Any]]
 CPU = torch.device("cpu")
 
@@ -51,7 +53,7 @@ class Event(NamedTuple):
 
     lane: int
     round: int
-    what: str  # abandoned, diverged, dropped, or memory: less of it is used from here on
+    what: str  # abandoned, diverged, dropped, lost (with a worker), or memory: less is used from here on
     detail: str
 
 
@@ -60,6 +62,15 @@ class Meeting(NamedTuple):
 
     answering: list[list[int]]  # the clients whose answers are used
     settled: list[Settled]
+
+
+class Ledger(NamedTuple):
+    """What a round does to every lane, as far as its waiting for answers decides that."""
+
+    clock: list[float]
+    posted: list[Counter[Posted]]
+    playing: list[bool]  # lanes that are alive and have not abandoned the round
+    events: list[Event]
 
 
 class Calls(NamedTuple):
@@ -161,40 +172,37 @@ def play(study: Study, lanes: Lanes, round: int) -> tuple[Lanes, list[Event]]:
 
     The clients' memory is changed in place: it is the one part too large to copy every round.
     """
-    clock, posted = list(lanes.clock), [Counter(counts) for counts in lanes.posted]
-    playing, events = list(lanes.alive), []
-
     # Who answers does not depend on what is computed, so all phases are settled before any is asked.
-    meetings = meet(study, round, clock)
-    for number, (phase, meeting) in enumerate(zip(study.algorithm.phases(), meetings, strict=True)):
-        for lane in which(playing):
-            end = meeting.settled[lane]
-            clock[lane] += end.seconds
-            posted[lane][Posted("down", number)] += study.quorum.invite
-            posted[lane][Posted("up", number)] += len(end.accepted)
-            posted[lane][Posted("late", number)] += len(end.late)
-            if end.verdict is Verdict.ABANDON:
-                playing[lane] = False
-                detail = f"{phase.name}: {end.answered} answers, the minimum is {study.quorum.minimum}"
-                events.append(Event(lane, round, "abandoned", detail))
+    meetings = meet(study, round, lanes.clock)
+    lost: Counter[tuple[int, int]] = Counter()  # answers that did not come after all, by phase and lane
+    ledger = ledger_of(study, lanes, round, meetings, lost)
+    begun = ledger.playing
 
-    server, finite = lanes.server, [True] * len(playing)
+    server, finite = lanes.server, [True] * len(begun)
     before: list[tuple[Calls, Pair]] = []  # what the asked clients had kept, phase by phase
-    if any(playing):
-        for number, meeting in enumerate(meetings):
-            asked = [clients if on else [] for clients, on in zip(meeting.answering, playing, strict=True)]
-            calls, extent = calls_of(study, lanes.completed, round, number, asked)
-            kept = kept_by(lanes.memory, calls)
-            after = exchange(study, number, extent, server, calls, kept)
-            server = after["server"]
-            if lanes.memory is not None and kept is not None and "keep" in after:
-                before.append((calls, kept))
-                remember(lanes.memory, calls.lane, calls.client, after["keep"])
+    for number, meeting in enumerate(meetings):
+        if not any(ledger.playing):
+            break
+        asked = [clients if on else [] for clients, on in zip(meeting.answering, ledger.playing, strict=True)]
+        calls, extent = calls_of(study, lanes.completed, round, number, asked)
+        kept = kept_by(lanes.memory, calls)
+        after = exchange(study, number, extent, server, calls, kept)
+        server = after["server"]
+        if "heard" in after:
+            lost.update((number, lane) for lane in calls.lane[~after["heard"]].tolist())
+            ledger = ledger_of(study, lanes, round, meetings, lost)
+            calls = heard_only(calls, after["heard"])
+            kept = kept and Pair(*(values[after["heard"]] for values in kept))
+        if lanes.memory is not None and kept is not None and "keep" in after:
+            before.append((calls, kept))
+            remember(lanes.memory, calls.lane, calls.client, after["keep"])
+    if any(begun):
         if study.graphs is not None:
-            meet(study, round + 1, clock)  # while the GPU is busy
+            meet(study, round + 1, ledger.clock)  # while the GPU is busy
         finite = after["finite"].tolist()  # the one moment of a round that waits for it
+    clock, posted, playing, events = ledger
     done = [on and ok for on, ok in zip(playing, finite, strict=True)]
-    if done != playing:
+    if done != begun:
         events += [
             Event(lane, round, "diverged", "a parameter is no longer finite")
             for lane in which(playing)
@@ -218,7 +226,7 @@ def play(study: Study, lanes: Lanes, round: int) -> tuple[Lanes, list[Event]]:
         [t + ok for t, ok in zip(lanes.completed, done, strict=True)],
         clock,
         posted,
-        [on and ok for on, ok in zip(lanes.alive, finite, strict=True)],
+        [on and (ok or not played) for on, ok, played in zip(lanes.alive, finite, playing, strict=True)],
     ), events
 
 
@@ -256,6 +264,32 @@ def meet(study: Study, round: int, clock: list[float]) -> list[Meeting]:
     return study.next_meetings[when]
 
 
+def ledger_of(
+    study: Study, lanes: Lanes, round: int, meetings: list[Meeting], lost: Counter[tuple[int, int]]
+) -> Ledger:
+    """How the waiting for answers ends in every phase, if some were lost with whoever computed them."""
+    clock, posted = list(lanes.clock), [Counter(counts) for counts in lanes.posted]
+    playing, events = list(lanes.alive), []
+    for number, (phase, meeting) in enumerate(zip(study.algorithm.phases(), meetings, strict=True)):
+        for lane in which(playing):
+            end, gone = meeting.settled[lane], lost[number, lane]
+            came = len(end.accepted) - gone
+            goes_on = end.verdict is Verdict.GO and came >= study.quorum.minimum
+            clock[lane] += end.seconds
+            posted[lane][Posted("down", number)] += study.quorum.invite
+            posted[lane][Posted("up", number)] += came if goes_on else 0
+            posted[lane][Posted("late", number)] += len(end.late) + (0 if goes_on else came)
+            if gone:
+                detail = f"{phase.name}: {gone} of {len(end.accepted)} answers lost with a worker that died"
+                events.append(Event(lane, round, "lost", detail))
+            if not goes_on:
+                playing[lane] = False
+                answers = came if gone else end.answered
+                detail = f"{phase.name}: {answers} answers, the minimum is {study.quorum.minimum}"
+                events.append(Event(lane, round, "abandoned", detail))
+    return Ledger(clock, posted, playing, events)
+
+
 def calls_of(
     study: Study, completed: list[int], round: int, number: int, asked: list[list[int]]
 ) -> tuple[Calls, Extent]:
@@ -270,14 +304,12 @@ def calls_of(
     rows = int(study.problem.federation.sizes[client].max())
     extent = Extent(max(walks), rows, ragged=min(walks) < max(walks))
 
-    first = torch.tensor([0, *counts[:-1]]).cumsum(0)
-    place = first[:, None] + torch.arange(study.quorum.wanted)
-    lane = torch.repeat_interleave(torch.tensor(counts))
+    answers = torch.tensor(counts)
     host = Calls(
-        lane,
+        torch.repeat_interleave(answers),
         torch.tensor(client),
-        place.clamp(max=len(client) - 1),
-        torch.tensor(counts),
+        places(answers, study.quorum.wanted),
+        answers,
         torch.tensor(completed),
         torch.tensor(steps),
         torch.tensor(round),
@@ -286,17 +318,38 @@ def calls_of(
     return calls, extent
 
 
+def places(answers: Tensor, most: int) -> Tensor:
+    """Where each lane's answers are among those of all lanes: (lane, answer)."""
+    first = answers.cumsum(0) - answers
+    place: Tensor = first[:, None] + torch.arange(most, device=answers.device)
+    return place.clamp(max=max(0, int(answers.sum()) - 1))
+
+
+def heard_only(calls: Calls, heard: Tensor) -> Calls:
+    """The same without the visits whose answers were lost."""
+    lane = calls.lane[heard]
+    answers = torch.bincount(lane, minlength=len(calls.answers))
+    place = places(answers, calls.place.shape[1])
+    return calls._replace(lane=lane, client=calls.client[heard], place=place, answers=answers)
+
+
 def exchange(
     study: Study, number: int, extent: Extent, server: Any, calls: Calls, kept: Pair | None
 ) -> dict[str, Any]:
-    """One phase: send, ask, merge. The `server` after it, which lanes are `finite`, what clients `keep`."""
+    """One phase: send, ask, merge. The `server` after it, which lanes are `finite`, what clients `keep`.
+
+    Where answers can be lost, also which were `heard`: a lane with fewer than the minimum does not merge.
+    """
 
     def work(inputs: dict[str, Any]) -> dict[str, Any]:
         server, calls, kept = inputs["server"], inputs["calls"], inputs.get("kept")
         visits = visits_of(study, number, send(study, server, number), calls, kept)
         answers = study.ask(study.task(number), extent, visits)
-        merged = merge(study, server, number, calls, answers.pop("up"))
-        server = choose(calls.answers > 0, merged, server)
+        if "heard" in answers:
+            calls = heard_only(calls, answers["heard"])
+        if "up" in answers:
+            merged = merge(study, server, number, calls, answers.pop("up"))
+            server = choose(calls.answers >= study.quorum.minimum, merged, server)
         finite = torch.isfinite(server.z.x).all(-1) & torch.isfinite(server.z.y).all(-1)
         return {"server": server, "finite": finite, **answers}
 
