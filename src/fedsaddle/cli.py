@@ -209,7 +209,8 @@ Only = Annotated[str, typer.Option(help="Only these, such as cdma-ada,cdma-one."
 Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
 Seeds = Annotated[str | None, typer.Option(help="Such as 0-4 or 0,3,7-9.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key: problem.kappa=20.")]
-Engine = Annotated[str | None, typer.Option(help="auto, vectorised or loop.")]
+Engine = Annotated[str | None, typer.Option(help="auto, vectorised, loop or ray.")]
+Address = Annotated[str | None, typer.Option(help="Of a Ray cluster: auto or host:port; or start one here.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 Deterministic = Annotated[
     bool | None, typer.Option("--deterministic", help="The same bits every time, also on a GPU.")
@@ -228,6 +229,7 @@ def run(
     seeds: Seeds = None,
     set_: Set = None,
     engine: Engine = None,
+    address: Address = None,
     device: Device = None,
     deterministic: Deterministic = None,
     folder: Out = None,
@@ -243,6 +245,7 @@ def run(
         rounds=rounds,
         seeds=seeds,
         engine=engine,
+        address=address,
         device=device,
         deterministic=deterministic,
         settings=set_ or [],
@@ -263,6 +266,7 @@ def sweep(
     seeds: Seeds = None,
     set_: Set = None,
     engine: Engine = None,
+    address: Address = None,
     device: Device = None,
     deterministic: Deterministic = None,
     folder: Out = None,
@@ -281,6 +285,7 @@ def sweep(
         rounds=rounds,
         seeds=seeds,
         engine=engine,
+        address=address,
         device=device,
         deterministic=deterministic,
         settings=set_ or [],
@@ -319,6 +324,7 @@ def _carry_out(plan: Plan, folder: Path | None, resume: bool, quiet: bool, check
         raise typer.Exit(INTERRUPTED) from None
     finally:
         run_folder.close()
+        plan.close()
     if not (path / "rounds.csv").stat().st_size:
         print("no seed was finite even at the start", file=sys.stderr)
         raise typer.Exit(ALL_DIVERGED)

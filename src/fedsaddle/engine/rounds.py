@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedsaddle import draws
-from fedsaddle.core import Algorithm, Message, Pair, Remembers, Turn
+from fedsaddle.core import Algorithm, Message, Pair, Phase, Remembers, Turn
 from fedsaddle.engine.accounting import Postage, floats_down, floats_up
 from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.loop import Loop
@@ -358,7 +358,9 @@ def exchange(
     if graphs is None:
         return ask.within_memory(lambda: work(inputs)) if isinstance(ask, Vectorised) else work(inputs)
     real = len(calls.lane)
-    extent, visits = roomy(study, number, extent, real)
+    extent = roomy(study.algorithm.phases()[number], extent, study.problem.federation.longest)
+    most = len(study.seeds) * study.quorum.wanted
+    visits = min(most, -(-real // max(8, most // 16)) * max(8, most // 16))
     pad = torch.arange(visits, device=study.device).clamp(max=real - 1)  # the last visit again and again
     inputs["calls"] = calls._replace(lane=calls.lane[pad], client=calls.client[pad])
     if kept is not None:
@@ -372,16 +374,11 @@ def exchange(
     return after
 
 
-def roomy(study: Study, number: int, extent: Extent, visits: int) -> tuple[Extent, int]:
+def roomy(phase: Phase, extent: Extent, longest: int) -> Extent:
     """A little more room than needed, so that few different shapes have to be recorded."""
-    most = len(study.seeds) * study.quorum.wanted
-    phase = study.algorithm.phases()[number]
     varied = phase.steps(0.0) != phase.steps(1 - 2.0**-53)
-    return Extent(
-        rounded_up(extent.steps) if varied else extent.steps,
-        min(rounded_up(extent.rows), study.problem.federation.longest),
-        ragged=varied,
-    ), min(most, -(-visits // max(8, most // 16)) * max(8, most // 16))
+    steps = rounded_up(extent.steps) if varied else extent.steps
+    return Extent(steps, min(rounded_up(extent.rows), longest), ragged=varied)
 
 
 def rounded_up(count: int) -> int:

@@ -34,7 +34,12 @@ class Visits:
     lane: Tensor  # (visit,)
     client: Tensor
     key: Tensor
-    kept: Pair | None  # (visit, value): what the clients have kept
+    kept: Pair | None = None  # (visit, value): what the clients have kept
+
+    @property
+    def rest(self) -> tuple[Any, ...]:
+        """All but what is by lane."""
+        return (self.lane, self.client, self.key, *([] if self.kept is None else [self.kept]))
 
     def __len__(self) -> int:
         return len(self.lane)
