@@ -7,11 +7,13 @@ import sys
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 import fedsaddle as fs
 from fedsaddle import draws
 from fedsaddle.core import Pair
-from fedsaddle.engine.rounds import begin, play, points
+from fedsaddle.engine.ray import Job, Worker, _arrays
+from fedsaddle.engine.rounds import begin, calls_of, kept_by, play, points, send, visits_of
 from fedsaddle.problem import Batch, Federation
 from zoo import ALGORITHMS, quadratic
 
@@ -183,6 +185,28 @@ def test_a_visit_that_does_not_fit_a_gpu_is_refused():
             wide_run(captured=True)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_ray_workers_gpu_gives_the_same_answers():
+    """Without Ray: what an actor does, twice, so that the second is a replay."""
+    study = fs.make_study(quadratic(), ALGORITHMS["codasca"], seeds=(0, 1), batch=2)
+    lanes = begin(study)
+    worker = Worker()
+    threads = torch.get_num_threads()
+    worker.begin(study.problem, "cuda", None, False, False)
+    torch.set_num_threads(threads)
+    for clients in ([[0, 3, 5], [1, 2]], [[4, 7, 8], [2, 9]]):
+        calls, extent = calls_of(study, lanes.completed, 0, 0, clients)
+        kept = kept_by(lanes.memory, calls)
+        visits = visits_of(study, 0, send(study, lanes.server, 0), calls, kept)
+        expected = study.ask(study.task(0), extent, visits)
+        job = Job(study.algorithm, 0, 2, extent)
+        answers, news = worker.ask(job, _arrays(visits.by_lane), _arrays(visits.rest))
+        assert news is None
+        found = tree_map(torch.tensor, answers)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    ((_, graphs),) = worker.engines.values()
+    assert graphs._recordings
 
 
 # Deterministic, in a process of its own: cuBLAS must hear of it before it is first used.

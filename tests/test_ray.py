@@ -16,7 +16,7 @@ import torch
 
 import fedsaddle as fs
 from fedsaddle.core import Pair
-from fedsaddle.engine.ray import Job, Worker, _arrays, _check_reachable, _kill
+from fedsaddle.engine.ray import Job, Worker, _arrays, _check_reachable, _kill, _replayed
 from fedsaddle.engine.rounds import begin, calls_of, play, points, send, visits_of
 from fedsaddle.problem import Federation
 from fedsaddle.spec import load
@@ -297,6 +297,10 @@ def test_a_worker_answers_and_tells_when_its_memory_runs_out(monkeypatch):
         torch.testing.assert_close(torch.tensor(answers["up"][name].x), expected["up"][name].x)
     torch.testing.assert_close(torch.tensor(answers["keep"].y), expected["keep"].y)
     assert worker.ask(job, _arrays(visits.by_lane), _arrays(visits.rest))[1] is None  # once
+
+    # As on a GPU, with the visits padded, but without a recording.
+    padded = _replayed(fs.Vectorised(2), lambda shape, work, inputs: work(inputs), study.task(0), job, visits)
+    torch.testing.assert_close(padded, expected, rtol=1e-13, atol=1e-13)
 
 
 def test_copies_on_other_devices_do_not_travel():

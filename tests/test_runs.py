@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._pytree import tree_map
 
 from fedsaddle.cli import main
 from fedsaddle.engine import machine
 from fedsaddle.engine.vectorised import Vectorised
+from fedsaddle.report import read_runs
 from fedsaddle.spec import load
 
 ARGUMENTS = [
@@ -346,6 +349,36 @@ def test_a_lack_of_memory_is_told_and_written_down(tmp_path, monkeypatch, capsys
     with (tmp_path / "run" / "events.csv").open() as file:
         events = [row for row in csv.DictReader(file) if row["event"] == "memory"]
     assert [(row["algorithm"], row["seed"]) for row in events] == [("codasca", "0"), ("cdma-ada", "0")]
+
+
+def test_answers_that_are_lost_are_told_and_written_down(tmp_path, monkeypatch, capsys):
+    """As over Ray, when a worker dies: the first two answers of the first round of each algorithm."""
+    ask, algorithms = Vectorised.__call__, set()
+
+    def lossy(self, task, extent, visits):
+        if type(task.algorithm) in algorithms:
+            return ask(self, task, extent, visits)
+        algorithms.add(type(task.algorithm))
+        heard = torch.arange(len(visits)) > 1
+        answers = ask(self, task, extent, visits)
+        return {"heard": heard, **tree_map(lambda rows: rows[heard], answers)}
+
+    monkeypatch.setattr(Vectorised, "__call__", lossy)
+    words = [word for word in ARGUMENTS if word != "--quiet"]
+    assert fedsaddle(*words, f"--out={tmp_path / 'run'}", monkeypatch=monkeypatch) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "lost with a worker" in line]
+    assert len(told) == 2
+    assert re.fullmatch(
+        r"codasca round 0, seed 0: update: 2 of \d answers lost with a worker that died", told[0]
+    )
+    with (tmp_path / "run" / "events.csv").open() as file:
+        events = list(csv.DictReader(file))
+    assert [(row["algorithm"], row["seed"], row["event"]) for row in events] == [
+        ("codasca", "0", "lost"),
+        ("cdma-ada", "0", "lost"),
+    ]
+    (run,) = read_runs([tmp_path / "run"])
+    assert [(series.abandoned, len(series.trouble)) for series in run.series] == [(0, 1), (0, 1)]
 
 
 @pytest.mark.parametrize("experiment", ["quadratic", "auc-digits"])

@@ -112,8 +112,9 @@ def _trouble(plan: Plan, study: str, stop: Stop) -> list[str]:
     lines += [f"{study} round {one.round}: {one.detail}" for one in stop.events if one.what == "memory"]
     lost = [event for event in stop.events if event.what == "lost"]
     if lost:
-        of = f" (and of {len(lost) - 1} more)" if len(lost) > 1 else ""
-        lines.append(f"{study} seed {seeds[lost[0].lane]}{of} round {lost[0].round}: {lost[0].detail}")
+        others = len({event.lane for event in lost}) - 1
+        also = f" and {others} more lane{'s' if others > 1 else ''}" if others else ""
+        lines.append(f"{study} round {lost[0].round}, seed {seeds[lost[0].lane]}{also}: {lost[0].detail}")
     return lines
 
 
