@@ -155,10 +155,10 @@ def test_one_liar_in_ten_ruins_the_mean_and_not_the_others():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_liars_ruin_the_mean_of_every_algorithm(name):
     def far(*settings: str) -> float:
-        common = ["fleet.model=everybody", "problem.heterogeneity=0.3", f"algorithms.{name}.invite=20"]
-        liars = ["faults.hostile=0.1", "faults.corruption=sign", "faults.factor=30.0"]
+        common = ["fleet.model=everybody", "K=5", "problem.heterogeneity=0.3", f"algorithms.{name}.invite=20"]
+        liars = ["faults.hostile=0.1", "faults.corruption=sign", "faults.factor=100.0"]
         plan = load("quadratic", algorithms=[name], seeds="0", settings=[*common, *liars, *settings])
-        *_, end = course(plan.studies[name], 40, 40)
+        *_, end = course(plan.studies[name], 30, 30)
         return end.rows[0].metrics["stationarity"] if end.rows else math.inf
 
     ruined = far()
