@@ -93,27 +93,26 @@ def test_what_is_clipped_is_the_update():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_can_be_merged_by_every_rule(name):
     """Vectorised equals client by client; a clip that nobody reaches changes no bit; a small one does."""
-    quorum, ends = fs.Quorum(invite=8), {}
-    for rule in (
-        *RULES,
-        Merge(Mean(), clip=1e9),
-        Merge(Mean(), clip={"parameters": 0.01, "gradients": 0.05}),
+    ends = []
+    for how in (
+        Merge(),
+        Merge(clip=1e9),
+        Merge(TrimmedMean(0.25)),
+        Merge(Median()),
+        Merge(clip={"parameters": 0.01, "gradients": 0.05}),
     ):
-        how = rule if isinstance(rule, Merge) else Merge(rule)
+        found = []
         for ask in (fs.Vectorised(), fs.Loop()):
-            study = make_study(
-                quadratic(), ALGORITHMS[name], seeds=range(3), quorum=quorum, merge=how, ask=ask
-            )
+            study = make_study(quadratic(), ALGORITHMS[name], seeds=range(2), merge=how, ask=ask)
             lanes = begin(study)
-            for round in range(3):
+            for round in range(2):
                 lanes, events = play(study, lanes, round)
                 assert not events
-            ends.setdefault(str(how), []).append(lanes.server.z.x)
-    for vectorised, loop in ends.values():
-        assert torch.allclose(vectorised, loop, rtol=0, atol=1e-10)
-    found = [end[0] for end in ends.values()]
-    assert torch.equal(found[0], found[5])
-    assert len({float(end.sum()) for end in (found[0], found[2], found[4], found[6])}) == 4
+            found.append(lanes.server.z.x)
+        assert torch.allclose(*found, rtol=0, atol=1e-10)
+        ends.append(found[0])
+    assert torch.equal(ends[0], ends[1])
+    assert len({float(end.sum()) for end in ends}) == 4
 
 
 def test_kinds_tell_what_each_bound_is_for():
