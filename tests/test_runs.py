@@ -381,11 +381,10 @@ def test_answers_that_are_lost_are_told_and_written_down(tmp_path, monkeypatch, 
     assert [(series.abandoned, len(series.trouble)) for series in run.series] == [(0, 1), (0, 1)]
 
 
-@pytest.mark.parametrize("experiment", ["quadratic", "auc-digits"])
-def test_deterministic_gives_the_same_bits_twice(experiment, tmp_path):
+def test_deterministic_gives_the_same_bits_twice(tmp_path):
     folders = [tmp_path / "one", tmp_path / "other"]
     for folder in folders:
-        words = ["run", experiment, "--algorithm=cdma-ada", "--rounds=2", "--seeds=0-1", "--deterministic"]
+        words = ["run", "auc-digits", "--algorithm=cdma-ada", "--rounds=2", "--seeds=0-1", "--deterministic"]
         command = [sys.executable, "-m", "fedsaddle", *words, "--device=cpu", "--quiet", f"--out={folder}"]
         subprocess.run(command, check=True, capture_output=True, timeout=300)
     assert result(folders[0]) == result(folders[1])
