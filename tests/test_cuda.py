@@ -106,6 +106,13 @@ def test_captured_equals_loop_on_a_gan():
     assert (shown[0].float() - shown[1].float()).abs().max() <= 2
 
 
+def test_what_clients_keep_may_lie_beside_the_gpu():
+    _, expected = run(quadratic(), ALGORITHMS["codasca"], ask=fs.Loop())
+    _, lanes = run(quadratic(), ALGORITHMS["codasca"], device="cuda", ask=fs.Vectorised(memory=1000))
+    assert lanes.memory.x.device.type == "cpu"
+    assert_same(lanes, expected, 1e-10)
+
+
 def test_a_lane_that_diverges_on_a_gpu_stops_alone():
     wild = [fs.CODASCA(0.05, K=3), fs.CODASCA(1e60, K=3)]
     outcome = fs.simulate(quadratic(), wild, rounds=20, evaluate_every=2, device="cuda")

@@ -199,12 +199,14 @@ def _lanes_of(study: Study, tensors: dict[str, torch.Tensor], rest: dict[str, An
         name: (t.shape, t.dtype) for name, t in expected.items()
     }:
         raise _damaged(path, "it does not fit this experiment")
-    tensors = {name: tensor.to(study.device) for name, tensor in tensors.items()}
     leaves, structure = tree_flatten(fresh.server)
-    server = tree_unflatten([tensors[f"server.{number}"] for number in range(len(leaves))], structure)
+    server = tree_unflatten(
+        [tensors[f"server.{number}"].to(study.device) for number in range(len(leaves))], structure
+    )
     memory = fresh.memory
     if memory is not None:
-        memory = memory._replace(x=tensors["memory.x"], y=tensors["memory.y"])
+        shelf = memory.x.device
+        memory = memory._replace(x=tensors["memory.x"].to(shelf), y=tensors["memory.y"].to(shelf))
     posted = [Counter({Posted(way, phase): count for way, phase, count in lane}) for lane in rest["posted"]]
     none: list[list[list[int]]] = [[] for _ in study.seeds]
     strikes = [Counter(dict(own)) for own in rest.get("strikes", none)]

@@ -166,8 +166,8 @@ def begin(study: Study) -> Lanes:
     memory = None
     if isinstance(study.algorithm, Remembers):
         blank = study.per_lane(lambda algorithm, z: algorithm.remember(z), z)
-        clients = len(study.problem.federation)
-        memory = tree_map(lambda value: value[:, None].repeat(1, clients, 1), blank)
+        clients, shelf = len(study.problem.federation), shelf_of(study, blank)
+        memory = tree_map(lambda value: value.to(shelf)[:, None].repeat(1, clients, 1), blank)
     n = len(study.seeds)
     server = study.per_lane(lambda algorithm, z: algorithm.init(z), z)
     none: list[Counter[int]] = [Counter() for _ in range(n)]
@@ -560,17 +560,26 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
     return study.per_lane(one, server, turn, merged)
 
 
+def shelf_of(study: Study, blank: Pair) -> torch.device:
+    """Where all clients' memory lies: beside a GPU, if it would take more there than a computation may."""
+    if study.device.type == "cpu" or not isinstance(study.ask, Vectorised):
+        return study.device
+    needed = len(study.problem.federation) * sum(value.nbytes for value in blank)
+    return CPU if needed > study.ask.limit(study.device) else study.device
+
+
 def kept_by(memory: Pair | None, calls: Calls) -> Pair | None:
     """What the clients that are asked have kept."""
     if memory is None:
         return None
-    return Pair(memory.x[calls.lane, calls.client], memory.y[calls.lane, calls.client])
+    lane, client = (where.to(memory.x.device) for where in (calls.lane, calls.client))
+    return Pair(memory.x[lane, client], memory.y[lane, client]).to(calls.lane.device)
 
 
 def remember(memory: Pair, lane: Tensor, client: Tensor, values: Pair) -> None:
     """Put what clients keep into the memory of their lanes."""
     for old, new in zip(memory, values, strict=True):
-        old[lane, client] = new
+        old[lane.to(old.device), client.to(old.device)] = new.to(old.device)
 
 
 def undo(memory: Pair | None, before: list[tuple[Calls, Pair]]) -> None:
