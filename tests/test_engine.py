@@ -233,7 +233,8 @@ def test_longer_walks_are_given_more_memory():
     needs = []
     for K in (2, 2000):
         study = fs.make_study(problem, fs.CDMANC(0.01, 0.01, K=K), batch=10)
-        needs.append(study.ask._need(*first_visits(study, begin(study))))
+        task, extent, visits = first_visits(study, begin(study))
+        needs.append(study.ask._need(task, extent, lambda visits=visits: visits))
     assert needs[1] - needs[0] > 8 * 1998 * 10
 
 

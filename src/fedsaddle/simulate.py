@@ -19,6 +19,7 @@ from fedsaddle.core import Algorithm, Pair, Range
 from fedsaddle.engine.course import Row, Stop, course
 from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.rounds import Ask, Event, Study, points
+from fedsaddle.engine.tapes import Tapes
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.errors import BadInput, check_count, check_memory, check_seed, shown
 from fedsaddle.fleet import Fleet, Paper, Quorum
@@ -136,7 +137,7 @@ def make_study(
         cohorts,
         ask,
         place,
-        Graphs() if place.type == "cuda" and isinstance(ask, Vectorised) else None,
+        (Graphs() if place.type == "cuda" else Tapes()) if isinstance(ask, Vectorised) else None,
         tuple(name for name in called for _ in seeds),
     )
 

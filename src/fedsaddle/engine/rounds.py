@@ -22,6 +22,8 @@ from fedsaddle.core import Algorithm, Message, Pair, Remembers, Turn
 from fedsaddle.engine.accounting import Postage, floats_down, floats_up
 from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.loop import Loop
+from fedsaddle.engine.tapes import Tapes
+from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.engine.visits import Extent, Task, Visits, projected
 from fedsaddle.fleet import Fleet, Quorum, Settled, Verdict, invite
 from fedsaddle.problem import Federation, Problem
@@ -80,7 +82,7 @@ class Study:
     cohorts: Literal["another", "same"]  # whether the phases of a round invite the same clients
     ask: Ask
     device: torch.device = CPU
-    graphs: Graphs | None = None  # if given, phases are recorded and replayed
+    graphs: Graphs | Tapes | None = None  # if given, phases are recorded and replayed
     names: tuple[str, ...] = ()  # of each lane's setting: what its rows are filed under
     next_meetings: dict[tuple[int, tuple[float, ...]], list[Meeting]] = field(default_factory=dict)
 
@@ -278,26 +280,41 @@ def exchange(
     study: Study, number: int, extent: Extent, server: Any, calls: Calls, kept: Pair | None
 ) -> dict[str, Any]:
     """One phase: send, ask, merge. The `server` after it, which lanes are `finite`, what clients `keep`."""
+    task, graphs, real = study.task(number), study.graphs, len(calls.lane)
 
-    def work(inputs: dict[str, Any]) -> dict[str, Any]:
-        server, calls, kept = inputs["server"], inputs["calls"], inputs.get("kept")
-        visits = visits_of(study, number, send(study, server, number), calls, kept)
-        answers = study.ask(study.task(number), extent, visits)
+    def opening(inputs: dict[str, Any]) -> Visits:
+        down = send(study, inputs["server"], number)
+        return visits_of(study, number, down, inputs["calls"], inputs.get("kept"))
+
+    def ask(visits: Visits) -> dict[str, Any]:
+        return study.ask(task, extent, visits)
+
+    def work(inputs: dict[str, Any], ask: Callable[[Visits], dict[str, Any]] = ask) -> dict[str, Any]:
+        server, calls, answers = inputs["server"], inputs["calls"], ask(opening(inputs))
         merged = merge(study, server, number, calls, answers.pop("up"))
         server = choose(calls.answers > 0, merged, server)
         finite = torch.isfinite(server.z.x).all(-1) & torch.isfinite(server.z.y).all(-1)
         return {"server": server, "finite": finite, **answers}
 
     inputs = {"server": server, "calls": calls} | ({} if kept is None else {"kept": kept})
-    if study.graphs is None:
+    if graphs is None:
         return work(inputs)
-    real = len(calls.lane)
     extent, visits = roomy(study, number, extent, real)
+    piece = visits
+    if isinstance(graphs, Tapes):
+        assert isinstance(study.ask, Vectorised)
+        most = len(study.seeds) * study.quorum.wanted
+        piece = min(most, study.ask.piece(task, extent, lambda: opening(inputs)))
+        visits = -(-real // piece) * piece
     pad = torch.arange(visits, device=study.device).clamp(max=real - 1)  # the last visit again and again
     inputs["calls"] = calls._replace(lane=calls.lane[pad], client=calls.client[pad])
     if kept is not None:
         inputs["kept"] = Pair(kept.x[pad], kept.y[pad])
-    after: dict[str, Any] = study.graphs((number, extent, visits), work, inputs)
+    after: dict[str, Any]
+    if isinstance(graphs, Tapes) and piece < visits:
+        after = work(inputs, lambda visits: graphs.pieces((number, extent, piece), ask, visits, piece))
+    else:
+        after = graphs((number, extent, visits), work, inputs)
     if "keep" in after:
         after["keep"] = Pair(after["keep"].x[:real], after["keep"].y[:real])
     return after

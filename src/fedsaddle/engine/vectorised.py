@@ -11,8 +11,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fedsaddle.engine.forms import Forms
 from fedsaddle.engine.visits import Extent, Task, Visits, answer, batch_rows
 
+CPU = torch.device("cpu")
+PIECE = 16 << 20  # bytes that a thread's visits may hold, for them to be computed fast
 SHORT = (3, 5)  # steps of the walks whose memory is measured
 
 
@@ -29,12 +32,18 @@ class Vectorised:
 
     def __call__(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
         count, keys, extent = len(visits["key"]), visits["key"], extent._replace(ahead=True)
-        at_once = max(1, self.limit(keys.device) // self._need(task, extent, visits))
+        at_once = max(1, self.limit(keys.device) // self._need(task, extent, lambda: visits))
         answers = [
             self._ask(task, extent, _slice(visits, at, at + at_once)) for at in range(0, count, at_once)
         ]
         stacked: dict[str, Any] = tree_map(lambda *chunks: torch.cat(chunks), *answers)
         return stacked
+
+    def piece(self, task: Task, extent: Extent, visits: Callable[[], Visits]) -> int:
+        """How many visits a thread should ask at once, so that most of what it holds stays in its cache."""
+        with Forms():
+            need = self._need(task, extent._replace(ahead=True), visits)
+        return max(1, min(PIECE, self.limit(CPU)) // need)
 
     def limit(self, device: torch.device) -> int:
         """What may be held at a time, in bytes."""
@@ -50,7 +59,7 @@ class Vectorised:
         result: dict[str, Any] = torch.func.vmap(one)(batch_rows(task, extent, visits), visits)
         return result
 
-    def _need(self, task: Task, extent: Extent, visits: Visits) -> int:
+    def _need(self, task: Task, extent: Extent, visits: Callable[[], Visits]) -> int:
         """The memory of one visit, measured once for each phase by asking one client alone.
 
         It grows with the walk: its rows, and the gradients that are computed ahead, all at once. Two short
@@ -58,7 +67,7 @@ class Vectorised:
         """
         kind = (task.phase, extent.rows)
         if kind not in self._needs:
-            first = _slice(visits, 0, 1)
+            first = _slice(visits(), 0, 1)
             short, longer = (
                 peak_bytes(lambda: self._ask(task, extent._replace(steps=min(steps, extent.steps)), first))  # noqa: B023
                 for steps in SHORT
