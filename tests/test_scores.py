@@ -4,14 +4,27 @@ import math
 
 import pytest
 import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
 from torchmetrics.image.fid import _compute_fid
 
 from fedsaddle import scores
-from fedsaddle.scores import Moments, frechet_distance, inception_score, moments
+from fedsaddle.scores import Moments, auroc, average_precision, frechet_distance, inception_score, moments
 
 
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_ranking_against_scikit_learn_with_equal_scores():
+    luck = torch.Generator().manual_seed(0)
+    for levels in (2, 7, 10**6):
+        levelled = torch.randint(levels, (300,), generator=luck) / levels
+        positive = torch.rand(300, generator=luck) < 0.2
+        assert float(auroc(levelled, positive)) == pytest.approx(roc_auc_score(positive, levelled), abs=1e-12)
+        assert float(average_precision(levelled, positive)) == pytest.approx(
+            average_precision_score(positive, levelled), abs=1e-12
+        )
+    assert math.isnan(auroc(torch.tensor([0.1, math.nan]), torch.tensor([True, False])))
 
 
 def test_the_splits_cover_all_rows_once_and_the_releases_are_nested():

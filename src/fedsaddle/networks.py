@@ -10,6 +10,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from fedsaddle.convolutions import Conv2d, ConvTranspose2d
+
 
 @dataclass(frozen=True)
 class Network:
@@ -46,8 +48,8 @@ class Network:
 def lenet5(outputs: int = 1) -> nn.Module:
     """LeNet5 for 28 x 28 grey images: 44,426 parameters with ten outputs."""
     return nn.Sequential(
-        nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+        Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, outputs),
     )  # fmt: skip
 
@@ -55,9 +57,9 @@ def lenet5(outputs: int = 1) -> nn.Module:
 def cifar_cnn(outputs: int = 1) -> nn.Module:
     """A small network for 32 x 32 colour images: 122,570 parameters with ten outputs."""
     return nn.Sequential(
-        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3), nn.ReLU(),
+        Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
+        Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+        Conv2d(64, 64, 3), nn.ReLU(),
         nn.Flatten(), nn.Linear(1024, 64), nn.ReLU(), nn.Linear(64, outputs),
     )  # fmt: skip
 
@@ -121,8 +123,8 @@ def mnist_generator() -> nn.Module:
         Layers(
             nn.Linear(NOISE, 1024), nn.ReLU(), BatchNorm(1024),
             nn.Linear(1024, 6272), nn.ReLU(), BatchNorm(6272), nn.Unflatten(1, (128, 7, 7)),
-            nn.ConvTranspose2d(128, 64, 4, 2, 1), nn.ReLU(), BatchNorm(64),
-            nn.ConvTranspose2d(64, 1, 4, 2, 1), nn.Tanh(),
+            ConvTranspose2d(128, 64, 4, 2, 1), nn.ReLU(), BatchNorm(64),
+            ConvTranspose2d(64, 1, 4, 2, 1), nn.Tanh(),
         )
     )  # fmt: skip
 
@@ -131,8 +133,8 @@ def mnist_discriminator() -> nn.Module:
     """Whether a 28 x 28 grey picture is real, as a logit: 1,102,721 parameters."""
     return _xavier(
         Layers(
-            nn.Conv2d(1, 32, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2),
+            Conv2d(1, 32, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2),
+            Conv2d(32, 64, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2),
             nn.Flatten(), nn.Linear(1024, 1024), nn.LeakyReLU(0.01), nn.Linear(1024, 1),
         )
     )  # fmt: skip
@@ -144,16 +146,16 @@ def dcgan_generator() -> nn.Module:
     widths = (NOISE, 512, 256, 128, 64)
     for number, (wide, narrow) in enumerate(pairwise(widths)):
         up = (4, 2, 1) if number else (4, 1, 0)
-        layers += [nn.ConvTranspose2d(wide, narrow, *up, bias=False), BatchNorm(narrow), nn.ReLU()]
-    return Layers(*layers, nn.ConvTranspose2d(64, 3, 4, 2, 1, bias=False), nn.Tanh())
+        layers += [ConvTranspose2d(wide, narrow, *up, bias=False), BatchNorm(narrow), nn.ReLU()]
+    return Layers(*layers, ConvTranspose2d(64, 3, 4, 2, 1, bias=False), nn.Tanh())
 
 
 def dcgan_discriminator() -> nn.Module:
     """Whether a 64 x 64 colour picture is real, as a logit: 2,765,568 parameters."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 4, 2, 1, bias=False), nn.LeakyReLU(0.2)]
+    layers: list[nn.Module] = [Conv2d(3, 64, 4, 2, 1, bias=False), nn.LeakyReLU(0.2)]
     for narrow, wide in pairwise((64, 128, 256, 512)):
-        layers += [nn.Conv2d(narrow, wide, 4, 2, 1, bias=False), BatchNorm(wide), nn.LeakyReLU(0.2)]
-    return Layers(*layers, nn.Conv2d(512, 1, 4, 1, 0, bias=False), nn.Flatten())
+        layers += [Conv2d(narrow, wide, 4, 2, 1, bias=False), BatchNorm(wide), nn.LeakyReLU(0.2)]
+    return Layers(*layers, Conv2d(512, 1, 4, 1, 0, bias=False), nn.Flatten())
 
 
 def digits_generator() -> nn.Module:

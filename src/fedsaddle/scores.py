@@ -1,9 +1,11 @@
-"""How good generated pictures are, as functions of what a judge saw in them.
+"""How good a ranking is; and how good generated pictures are, as functions of what a judge saw in them.
 
+    AUC                 the chance that a positive scores above a negative; equal scores count a half
+    average precision   the mean over positives of the part of positives among all that score no less
     Inception Score     exp( H(mean of p) - mean of H(p) ) for the classes' probabilities p, H their entropy
     Frechet distance    |m - n|^2 + tr( C + D - 2 (C^1/2 D C^1/2)^1/2 ) between N(m, C) and N(n, D)
 
-Both are computed in float64.
+All are computed in float64, without asking a device for a value on the way but for the Frechet distance.
 """
 
 from __future__ import annotations
@@ -15,6 +17,30 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+def auroc(scores: Tensor, positive: Tensor) -> Tensor:
+    """The AUC of the rows' scores. It is not a number where a score is not."""
+    below, level, _ = _ranks(scores, positive)
+    one = positive.to(torch.float64)
+    return (one @ (below + level / 2)) / (one.sum() * (1 - one).sum()) + 0 * scores.sum()
+
+
+def average_precision(scores: Tensor, positive: Tensor) -> Tensor:
+    """The average precision of the rows' scores. It is not a number where a score is not."""
+    below, _, fewer = _ranks(scores, positive)
+    one = positive.to(torch.float64)
+    return (one @ ((one.sum() - fewer) / (len(scores) - fewer - below))) / one.sum() + 0 * scores.sum()
+
+
+def _ranks(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For each row: how many negatives score below it, how many the same, and how many positives below."""
+    scores = scores.contiguous()
+    ordered, order = scores.sort()
+    # ones[n]: how many of the n lowest rows are positive.
+    ones = torch.nn.functional.pad(positive[order].to(torch.float64).cumsum(0), (1, 0))
+    first, last = (torch.searchsorted(ordered, scores, right=right) for right in (False, True))
+    return first - ones[first], (last - first) - (ones[last] - ones[first]), ones[first]
 
 
 def disjoint(rows: int, count: int) -> list[slice]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from fedsaddle.engine.accounting import Content
 from fedsaddle.engine.rounds import Event, Lanes, Study, begin, play, points, which
+from fedsaddle.problem import Measured, floats
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,19 @@ def traffic(study: Study, lanes: Lanes, lane: int) -> Counter[Flow]:
     return floats
 
 
+def metrics_at(study: Study, lanes: Lanes, some: list[int]) -> dict[int, dict[str, float]]:
+    """Where these lanes are. A GPU works on all of them before it is asked for a number."""
+    everywhere, problem, graphs = points(lanes.server), study.problem, study.graphs
+    if graphs is None or not isinstance(problem, Measured):
+        return {lane: problem.evaluate(everywhere[lane]) for lane in some}
+    found = {lane: graphs("metrics", problem.measure, everywhere[lane]) for lane in some}
+    return {lane: floats(metrics) for lane, metrics in found.items()}
+
+
 def evaluate(study: Study, lanes: Lanes, round: int) -> tuple[list[Row], list[Event]]:
     """Judge every lane that is alive; one whose metrics are not finite has diverged."""
     rows, events = [], []
-    everywhere = points(lanes.server)
-    for lane in which(lanes.alive):
-        metrics = study.problem.evaluate(everywhere[lane])
+    for lane, metrics in metrics_at(study, lanes, which(lanes.alive)).items():
         bad = [name for name, value in metrics.items() if not math.isfinite(value)]
         if bad:
             events.append(Event(lane, max(0, round - 1), "diverged", f"{bad[0]} is no longer finite"))
@@ -113,6 +121,6 @@ def _with_last_metric(study: Study, lanes: Lanes, event: Event) -> Event:
     """A lane that diverges keeps its last finite state: say how good that was."""
     if event.what != "diverged":
         return event
-    metrics = study.problem.evaluate(points(lanes.server)[event.lane])
+    metrics = metrics_at(study, lanes, [event.lane])[event.lane]
     name, value = next(iter(metrics.items()))
     return event._replace(detail=f"{event.detail}; before this round {name} was {value:.4g}")

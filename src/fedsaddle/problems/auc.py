@@ -26,13 +26,14 @@ from fedsaddle.data.federated import chunks
 from fedsaddle.data.partition import PARTITIONS, VALIDATION, divide, held_out
 from fedsaddle.errors import BadInput, check_count, check_seed, unknown
 from fedsaddle.networks import Network
-from fedsaddle.problem import Batch, Federation
+from fedsaddle.problem import Batch, Federation, Measured
+from fedsaddle.scores import auroc, average_precision
 
 NETWORKS = ("lenet5", "cifar-cnn", "logistic", "mlp")
 
 
 @dataclass(frozen=True)
-class AUC:
+class AUC(Measured):
     """One class of a dataset against all others, over clients that hold their own rows."""
 
     dataset: str = "digits"  # a name, or the path of a .csv or .npz file
@@ -216,16 +217,14 @@ class AUC:
 
     def best_alpha(self, s: Tensor, positive: Tensor) -> Tensor:
         """The maximiser of F over all rows: the mean score of the negatives less that of the positives."""
-        return s[~positive].mean() - s[positive].mean()
+        one = positive.to(s.dtype)
+        return s @ (1 - one) / (1 - one).sum() - s @ one / one.sum()
 
     def all_scores(self, x: Tensor, inputs: Tensor) -> Tensor:
         return torch.cat([self.scores(x, rows) for (rows,) in chunks(inputs)])
 
-    def evaluate(self, z: Pair) -> dict[str, float]:
+    def measure(self, z: Pair) -> dict[str, Tensor]:
         """AUC on both halves, average precision, the loss, and |grad Phi| over all training rows."""
-        # Here, because importing it takes longer than many a run.
-        from torchmetrics.functional.classification import binary_auroc, binary_average_precision
-
         rows = self.federation.to(z.x.device).rows
         train, positive = rows["input"], rows["positive"]
         test_inputs, test_positive = self._test_rows(z.x.device)
@@ -238,13 +237,13 @@ class AUC:
         slope = torch.zeros_like(z.x)
         for some, own in chunks(train, positive):
             slope += torch.func.grad(part)(z.x, some, own) / len(train)
-        found = {"test_auc": float(binary_auroc(test, test_positive.int()))}
+        found = {"test_auc": auroc(test, test_positive)}
         if self.validation_share:
             inputs, own = self._validation_rows(z.x.device)
-            found["validation_auc"] = float(binary_auroc(self.all_scores(z.x, inputs), own.int()))
+            found["validation_auc"] = auroc(self.all_scores(z.x, inputs), own)
         return found | {
-            "train_auc": float(binary_auroc(s, positive.int())),
-            "test_precision": float(binary_average_precision(test, test_positive.int())),
-            "loss": float(self.objective(s, positive, z.x[-2], z.x[-1], z.y[0]).mean()),
-            "grad_phi": float(slope.norm()),
+            "train_auc": auroc(s, positive),
+            "test_precision": average_precision(test, test_positive),
+            "loss": self.objective(s, positive, z.x[-2], z.x[-1], z.y[0]).mean(),
+            "grad_phi": slope.norm(),
         }

@@ -22,12 +22,12 @@ from fedsaddle.data.datasets import Dataset, scaled
 from fedsaddle.data.federated import chunks, federate, held_out, named
 from fedsaddle.errors import BadInput, check_count, check_seed
 from fedsaddle.networks import Network
-from fedsaddle.problem import Batch, Federation
+from fedsaddle.problem import Batch, Federation, Measured
 from fedsaddle.projections import simplex
 
 
 @dataclass(frozen=True)
-class Fair:
+class Fair(Measured):
     """A classifier that is judged by its worst class."""
 
     dataset: str = "digits"
@@ -99,16 +99,16 @@ class Fair:
         count = member.sum(0).clamp(min=1)
         return harm @ member / count, wrong @ member / count
 
-    def evaluate(self, z: Pair) -> dict[str, float]:
+    def measure(self, z: Pair) -> dict[str, Tensor]:
         """The worst class and all of them, and the largest weight that y gives."""
         train, test = (rows.to(z.x.device).rows for rows in (self.federation, self.test))
         losses, _ = self.by_class(z.x, train)
         test_losses, errors = self.by_class(z.x, test)
         return {
-            "worst_accuracy": 1 - float(errors.max()),
-            "test_accuracy": 1 - float(errors[test["label"]].mean()),
-            "worst_loss": float(test_losses.max()),
-            "train_worst_loss": float(losses.max()),
-            "loss": float(z.y @ losses - self.price(z.y)),
-            "largest_weight": float(z.y.max()),
+            "worst_accuracy": 1 - errors.max(),
+            "test_accuracy": 1 - errors[test["label"]].mean(),
+            "worst_loss": test_losses.max(),
+            "train_worst_loss": losses.max(),
+            "loss": z.y @ losses - self.price(z.y),
+            "largest_weight": z.y.max(),
         }

@@ -150,7 +150,7 @@ class GAN:
 
     def f(self, z: Pair, xi: Batch, fake: Tensor) -> Tensor:
         """What y ascends. Real and generated pictures go through D by themselves."""
-        weight, real = xi.weight.to(z.y.dtype), scaled(xi.rows["real"])
+        weight, real = xi.weight.to(z.y.dtype), scaled(xi.rows["real"]).to(z.y.dtype)
         right = logsigmoid(self.D(z.y, real, weight)) + logsigmoid(-self.D(z.y, fake, weight))
         return xi.mean(right[:, 0])
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from fedsaddle.data.datasets import Dataset, scaled
 from fedsaddle.data.federated import chunks, federate, held_out, named
 from fedsaddle.errors import BadInput, check_count, check_seed
 from fedsaddle.networks import Network
-from fedsaddle.problem import Batch, Federation
+from fedsaddle.problem import Batch, Federation, Measured
 from fedsaddle.projections import ball, box
 
 Rows = dict[str, Tensor]
@@ -42,7 +42,7 @@ class Worst(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Robust:
+class Robust(Measured):
     """A classifier that must bear one perturbation of all its inputs."""
 
     dataset: str = "digits"
@@ -127,11 +127,14 @@ class Robust:
     def starts(self, y: Tensor) -> Tensor:
         """Where the ascent begins: at y, at zero, and as far as y (at least 1) in random directions."""
         length = y.norm().clamp(min=1)
-        directions = [
-            draws.normal(draws.key(draws.PROBLEM, self.seed, RESTARTS + number), self.features).to(y)
-            for number in range(self.restarts)
-        ]
-        return torch.stack([y, torch.zeros_like(y), *(length * one / one.norm() for one in directions)])
+        return torch.cat([torch.stack([y, torch.zeros_like(y)]), length * self._directions(y.device).to(y)])
+
+    @cache  # noqa: B019  a problem lives as long as its program
+    def _directions(self, device: torch.device) -> Tensor:
+        keys = draws.key(draws.PROBLEM, self.seed, RESTARTS + torch.arange(self.restarts))
+        along = draws.normal(keys, self.features)
+        unit: Tensor = along / along.norm(dim=1, keepdim=True)
+        return unit.to(device)
 
     def worst(self, z: Pair, rows: Rows) -> Worst:
         """The best of all points that gradient ascent passes on its way from several starts.
@@ -211,7 +214,7 @@ class Robust:
         train, test = (Federation(rows, torch.tensor([len(rows["label"])])) for rows in halves)
         return train, test
 
-    def evaluate(self, z: Pair) -> dict[str, float]:
+    def measure(self, z: Pair) -> dict[str, Tensor]:
         """The robust losses, accuracies on test rows as they are, moved by the worst y, and under PGD."""
         train, test = (half.to(z.x.device).rows for half in self._judged)
         worst = self.worst(z, test)
@@ -223,11 +226,11 @@ class Robust:
             outputs = self.model(z.x, scaled(inputs).flatten(1) + z.y)
             harm.append(cross_entropy(outputs, label, reduction="none"))
         return {
-            "robust_loss": float(worst.loss),
-            "train_robust_loss": float(self.worst(z, train).loss),
-            "test_accuracy": float(torch.cat(right).float().mean()),
-            "robust_accuracy": float(worst.accuracy),
-            "pgd_accuracy": float(torch.cat(bears).float().mean()),
-            "y_norm": float(z.y.norm()),
-            "loss": float(torch.cat(harm).mean() - self.penalty / 2 * z.y.square().sum()),
+            "robust_loss": worst.loss,
+            "train_robust_loss": self.worst(z, train).loss,
+            "test_accuracy": torch.cat(right).float().mean(),
+            "robust_accuracy": worst.accuracy,
+            "pgd_accuracy": torch.cat(bears).float().mean(),
+            "y_norm": z.y.norm(),
+            "loss": torch.cat(harm).mean() - self.penalty / 2 * z.y.square().sum(),
         }

@@ -1,0 +1,199 @@
+"""Convolutions of many networks at once.
+
+Under vmap, PyTorch makes one grouped convolution of many with weights of their own, and its libraries compute
+that group by group. Here, on a GPU, the windows of all groups are laid out as one batch of matrices and
+multiplied in one call.
+
+Three operations are the derivatives of one another. Each takes tensors whose first dimension is the group;
+vmap makes that one longer, so any nesting of maps is one call.
+
+    convolve    x, w -> y       a convolution
+    spread      y, w -> x       its transpose, a transposed convolution
+    correlate   x, y -> w       the gradient of its weights
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, conv_transpose2d, pad
+from torch.nn.grad import conv2d_weight
+
+
+class Grid(NamedTuple):
+    """Where the windows lie: squares of `side`, `stride` apart, on a picture that has a margin of zeros."""
+
+    side: int
+    stride: int
+    margin: int
+    height: int  # of the picture, without its margin
+    width: int
+
+
+def _windows(x: Tensor, grid: Grid) -> Tensor:
+    """(group, row, channel, height, width) -> (group, window, channel x side x side)."""
+    side, stride, margin = grid[:3]
+    x = pad(x, (margin,) * 4) if margin else x
+    seen = x.unfold(3, side, stride).unfold(
+        4, side, stride
+    )  # (group, row, channel, down, across, side, side)
+    seen = seen.permute(0, 1, 3, 4, 2, 5, 6)
+    return seen.reshape(len(x), -1, x.shape[2] * side * side)
+
+
+def _listed(y: Tensor) -> Tensor:
+    """(group, row, channel, down, across) -> (group, window, channel)."""
+    return y.permute(0, 1, 3, 4, 2).reshape(len(y), -1, y.shape[2])
+
+
+def _pays(tensor: Tensor) -> bool:
+    """Whether one call for all groups is worth its windows: on a GPU. A CPU goes group by group anyway."""
+    return tensor.is_cuda and len(tensor) > 1
+
+
+def _beside(x: Tensor) -> Tensor:
+    """(group, row, channel, ...) -> (row, group x channel, ...), as PyTorch wants grouped convolutions."""
+    return x.transpose(0, 1).flatten(1, 2)
+
+
+def _apart(x: Tensor, groups: int) -> Tensor:
+    cut: Tensor = x.unflatten(1, (groups, -1))
+    return cut.transpose(0, 1)
+
+
+class _Bilinear(torch.autograd.Function):
+    """What the three have in common: under vmap each is itself, with more groups."""
+
+    @classmethod
+    def mapped(cls, count: int, dims: tuple[int | None, ...], one: Tensor, two: Tensor, grid: Grid) -> Any:
+        def grouped(tensor: Tensor, dim: int | None) -> Tensor:
+            there = tensor[None].expand(count, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            return there.flatten(0, 1)
+
+        found = cls.apply(grouped(one, dims[0]), grouped(two, dims[1]), grid)
+        return found.unflatten(0, (count, -1)), 0
+
+    @classmethod
+    def mapped_rows(cls, count: int, dim: int, rows: Tensor, weight: Tensor, grid: Grid) -> Any:
+        """With the same weights for all, a map only brings more rows."""
+        found = cls.apply(rows.movedim(dim, 1).flatten(1, 2), weight, grid)
+        return found.unflatten(1, (count, -1)), 1
+
+
+class _Convolve(_Bilinear):
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, grid: Grid) -> Tensor:
+        groups = len(w)
+        if not _pays(w):
+            joined = conv2d(_beside(x), w.flatten(0, 1), None, grid.stride, grid.margin, groups=groups)
+            return _apart(joined, groups)
+        y: Tensor = _windows(x, grid) @ w.flatten(2).mT
+        down = (grid.height + 2 * grid.margin - grid.side) // grid.stride + 1
+        y = y.unflatten(1, (x.shape[1], down, -1))
+        return y.permute(0, 1, 4, 2, 3)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, w, ctx.grid = inputs
+        ctx.save_for_backward(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        by_x, by_w = ctx.needs_input_grad[:2]
+        return (
+            _Spread.apply(g, w, ctx.grid) if by_x else None,
+            _Correlate.apply(x, g, ctx.grid) if by_w else None,
+            None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, grid: Grid) -> Any:
+        if dims[1] is None:
+            return _Convolve.mapped_rows(info.batch_size, dims[0], x, w, grid)
+        return _Convolve.mapped(info.batch_size, dims, x, w, grid)
+
+
+class _Spread(_Bilinear):
+    @staticmethod
+    def forward(y: Tensor, w: Tensor, grid: Grid) -> Tensor:
+        side, stride, margin, height, width = grid
+        groups, rows, _, down, across = y.shape
+        if not _pays(w):
+            # Rows and columns at the end that no window reached.
+            over = [(size + 2 * margin - side) % stride for size in (height, width)]
+            joined = conv_transpose2d(_beside(y), w.flatten(0, 1), None, stride, margin, over, groups)
+            return _apart(joined, groups)
+        parts = (_listed(y) @ w.flatten(2)).reshape(groups, rows, down, across, w.shape[2], side, side)
+        parts = parts.permute(0, 1, 4, 2, 3, 5, 6)
+        head = parts.shape[:3]
+        wide = [*head, down, width + 2 * margin, side]
+        parts = torch.ops.aten.unfold_backward(parts, wide, 4, side, stride)
+        whole = [*head, height + 2 * margin, width + 2 * margin]
+        x: Tensor = torch.ops.aten.unfold_backward(parts, whole, 3, side, stride)
+        return x[..., margin : margin + height, margin : margin + width]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        y, w, ctx.grid = inputs
+        ctx.save_for_backward(y, w)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        y, w = ctx.saved_tensors
+        by_y, by_w = ctx.needs_input_grad[:2]
+        return (
+            _Convolve.apply(g, w, ctx.grid) if by_y else None,
+            _Correlate.apply(g, y, ctx.grid) if by_w else None,
+            None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, y: Tensor, w: Tensor, grid: Grid) -> Any:
+        if dims[1] is None:
+            return _Spread.mapped_rows(info.batch_size, dims[0], y, w, grid)
+        return _Spread.mapped(info.batch_size, dims, y, w, grid)
+
+
+class _Correlate(_Bilinear):
+    @staticmethod
+    def forward(x: Tensor, y: Tensor, grid: Grid) -> Tensor:
+        groups = len(x)
+        shape = (y.shape[2], x.shape[2], grid.side, grid.side)
+        if not _pays(x):
+            whole = (groups * shape[0], *shape[1:])
+            joined: Tensor = conv2d_weight(
+                _beside(x), whole, _beside(y), grid.stride, grid.margin, groups=groups
+            )
+            return joined.reshape(groups, *shape)
+        w: Tensor = _listed(y).mT @ _windows(x, grid)
+        return w.reshape(groups, *shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        _, _, ctx.grid = inputs
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, y: Tensor, grid: Grid) -> Any:
+        return _Correlate.mapped(info.batch_size, dims, x, y, grid)
+
+
+class Conv2d(nn.Conv2d):
+    """PyTorch's, with squares for windows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = Grid(self.kernel_size[0], self.stride[0], int(self.padding[0]), *x.shape[2:])
+        y: Tensor = _Convolve.apply(x[None], self.weight[None], grid)[0]
+        return y if self.bias is None else y + self.bias[:, None, None]
+
+
+class ConvTranspose2d(nn.ConvTranspose2d):
+    """PyTorch's, with squares for windows."""
+
+    def forward(self, y: Tensor, output_size: list[int] | None = None) -> Tensor:
+        side, stride, margin = self.kernel_size[0], self.stride[0], int(self.padding[0])
+        height, width = ((size - 1) * stride + side - 2 * margin for size in y.shape[2:])
+        x: Tensor = _Spread.apply(y[None], self.weight[None], Grid(side, stride, margin, height, width))[0]
+        return x if self.bias is None else x + self.bias[:, None, None]
