@@ -22,9 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fedsaddle.engine.forms import Forms
-
 LONGEST = 50_000  # operations; a longer computation is not recorded
+SMALL = 1 << 20  # bytes of a value that is kept instead of being computed in every replay
 PATIENCE = 8  # uses of a shape before it is recorded, which takes about as long; the bits are the same
 
 
@@ -45,21 +44,26 @@ class Step(NamedTuple):
     operation: Any
     given: list[Any]  # its arguments, flat: slots and plain values
     shape: TreeSpec  # of the arguments
-    made: list[Slot]
+    made: list[Slot | None]  # None where it makes nothing, as of a gradient that is not wanted
 
     @property
     def slots(self) -> list[Slot]:
         return [value for value in self.given if isinstance(value, Slot)]
 
     @property
+    def results(self) -> list[Slot]:
+        return [slot for slot in self.made if slot is not None]
+
+    @property
     def pure(self) -> bool:
         seeded = torch.Tag.nondeterministic_seeded in self.operation.tags
         return not seeded and not self.operation._schema.is_mutable
 
-    def run(self, known: dict[Slot, Tensor]) -> list[Tensor]:
+    def run(self, known: dict[Slot, Tensor]) -> dict[Slot, Tensor]:
         plain = [_value(known[v] if isinstance(v, Slot) else v) for v in self.given]
         args, kwargs = tree_unflatten(plain, self.shape)
-        return tree_leaves(self.operation(*args, **kwargs))
+        found = zip(self.made, tree_leaves(self.operation(*args, **kwargs)), strict=True)
+        return {slot: value for slot, value in found if slot is not None}
 
 
 class Recorder(TorchDispatchMode):
@@ -94,7 +98,7 @@ class Recorder(TorchDispatchMode):
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         taken = [self.slot(tensor) for tensor in tensors]
         result = func(*args, **kwargs)
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        made = tree_leaves(result)
 
         varies = not self._varying.isdisjoint(taken)
         if (varies and _looks(func, tensors)) or len(self.steps) == LONGEST:
@@ -104,8 +108,11 @@ class Recorder(TorchDispatchMode):
         for argument, value in named:
             if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
                 self.overwritten.add(self.memory[self._slots[value]])
-        outs = []
+        outs: list[Slot | None] = []
         for tensor in made:
+            if not isinstance(tensor, Tensor):
+                outs.append(None)
+                continue
             old = self._slots.get(tensor) if schema.is_mutable else None
             home = tensor.untyped_storage()._cdata
             beside = next(
@@ -113,7 +120,7 @@ class Recorder(TorchDispatchMode):
             )
             outs.append(self._new(tensor, beside) if old is None else old)
         if varies:
-            self._varying.update(outs)
+            self._varying.update(slot for slot in outs if slot is not None)
             self._varying.update(s for s in taken if self.memory[s] in self.overwritten)
         numbers = {
             place: Number(value, _dtype(value, tensors, made))
@@ -153,22 +160,24 @@ def shortened(tape: Recorder, wanted: list[Slot]) -> tuple[list[Step], dict[Slot
     known, same, seen, steps = dict(tape.outside), dict[Slot, Slot](), dict[Any, list[Slot]](), list[Step]()
     for step in tape.steps:
         step = step._replace(given=[same.get(v, v) if isinstance(v, Slot) else v for v in step.given])
-        touched = {tape.memory[slot] for slot in (*step.slots, *step.made)}
+        touched = {tape.memory[slot] for slot in (*step.slots, *step.results)}
         if step.pure and touched.isdisjoint(tape.overwritten):
             if all(slot in known for slot in step.slots):
-                known.update(zip(step.made, step.run(known), strict=True))
-                continue
+                found = step.run(known)
+                if sum(value.nbytes for value in found.values()) <= SMALL:
+                    known |= found
+                    continue
             # The type tells 1 from 1.0 and from a slot.
             what = (step.operation, str(step.shape), *((type(v), str(v)) for v in step.given))
             if what in seen:
-                same.update(zip(step.made, seen[what], strict=True))
+                same.update(zip(step.results, seen[what], strict=True))
                 continue
-            seen[what] = step.made
+            seen[what] = step.results
         steps.append(step)
     wanted = [same.get(slot, slot) for slot in wanted]
     needed, kept = set(wanted), list[Step]()
     for step in reversed(steps):
-        if step.operation._schema.is_mutable or not needed.isdisjoint(step.made):
+        if step.operation._schema.is_mutable or not needed.isdisjoint(step.results):
             needed.update(step.slots)
             kept.append(step)
     return kept[::-1], {slot: value for slot, value in known.items() if slot in needed}, wanted
@@ -219,7 +228,7 @@ def interpreted(inputs: list[Slot], steps: list[Step], wanted: list[Slot]) -> Ca
         if len(schema.returns) == 1 and schema.returns[0].type.kind() == "ListType":
             node.output().setType(torch._C.ListType(tensor))
             node = insert("prim::ListUnpack", [node.output()], len(step.made))
-        values.update(zip(step.made, node.outputs(), strict=True))
+        values |= {slot: value for slot, value in zip(step.made, node.outputs(), strict=True) if slot is not None}
     result = insert("prim::TupleConstruct", [values[slot] for slot in wanted]).output()
     result.setType(torch._C.TupleType([tensor] * len(wanted)))
     graph.registerOutput(result)
@@ -252,7 +261,7 @@ def record(work: Callable[[Any], Any], inputs: Any) -> Tape | None:
     """A tape of work(inputs), or None if it cannot be recorded."""
     inputs = tree_map(Tensor.clone, inputs)  # two inputs may be the same tensor
     recorder = Recorder(tree_leaves(inputs))
-    with torch.no_grad(), recorder, Forms():
+    with torch.no_grad(), recorder:
         found, results = tree_flatten(work(inputs))
     if not recorder.usable:
         return None
@@ -278,27 +287,29 @@ class Tapes:
             tree_map(lambda values: values[at : at + size], rows)  # noqa: B023
             for at in range(0, len(tree_leaves(rows)[0]), size)
         ]
-        parts = self._threads.map(self._ready(shape, work, many[0], len(many)), many)
+        ready = self._ready(shape, work, many[0], len(many))
+        # Only tapes: a module that is called as a function has its parameters changed meanwhile.
+        parts = (self._threads.map if isinstance(ready, Tape) else map)(ready, many)
         return tree_map(lambda *values: torch.cat(values), *parts)
 
     def _ready(
         self, shape: Hashable, work: Callable[[Any], Any], inputs: Any, times: int
     ) -> Callable[[Any], Any]:
-        def plainly(inputs: Any) -> Any:
-            with torch.no_grad(), Forms():
-                return work(inputs)
-
         self._uses[shape] += times
         if self._uses[shape] > PATIENCE and shape not in self._tapes:
-            self._tapes[shape] = record(work, inputs) or plainly
-        return self._tapes.get(shape, plainly)
+            self._tapes[shape] = record(work, inputs) or work
+        return self._tapes.get(shape, work)
+
+    @cached_property
+    def workers(self) -> int:
+        """How many threads may compute beside each other, if each uses PyTorch's own number of threads."""
+        return max(1, cores() // torch.get_num_threads())
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(workers())
+        return ThreadPoolExecutor(self.workers)
 
 
-def workers() -> int:
-    """How many threads may compute beside each other if each uses PyTorch's own number of threads."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // torch.get_num_threads())
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedsaddle.engine.forms import Forms
 from fedsaddle.engine.visits import Extent, Task, Visits, answer, batch_rows
 
 CPU = torch.device("cpu")
-PIECE = 16 << 20  # bytes that a thread's visits may hold, for them to be computed fast
+PIECE = 16 << 20  # bytes that a short walk of a thread's visits may hold
 SHORT = (3, 5)  # steps of the walks whose memory is measured
 
 
@@ -39,11 +38,12 @@ class Vectorised:
         stacked: dict[str, Any] = tree_map(lambda *chunks: torch.cat(chunks), *answers)
         return stacked
 
-    def piece(self, task: Task, extent: Extent, visits: Callable[[], Visits]) -> int:
-        """How many visits a thread should ask at once, so that most of what it holds stays in its cache."""
-        with Forms():
-            need = self._need(task, extent._replace(ahead=True), visits)
-        return max(1, min(PIECE, self.limit(CPU)) // need)
+    def piece(self, task: Task, extent: Extent, visits: Callable[[], Visits], workers: int) -> int:
+        """How many visits a thread should ask at once on a CPU: few enough for a step of theirs to stay in
+        its cache, whatever the number of threads, so that this does not move a bit."""
+        need = self._need(task, extent._replace(ahead=True), visits)
+        step, _ = self._needs[task.phase, extent.rows]
+        return max(1, min(PIECE // step, self.limit(CPU) // workers // need))
 
     def limit(self, device: torch.device) -> int:
         """What may be held at a time, in bytes."""
