@@ -2,8 +2,8 @@
 
 Under vmap, PyTorch makes one grouped convolution of many with weights of their own, and its libraries compute
 that group by group. Here, on a GPU, the windows of all groups are laid out as one batch of matrices and
-multiplied in one call. A CPU does the same where a picture has few channels, which would not fill its vectors;
-there the places of a window come first, so that long rows are copied.
+multiplied in one call. A CPU does the same where a picture has few channels, which would not fill its
+vectors; there the places of a window come first, so that long rows are copied.
 
 Three operations are the derivatives of one another. Each takes tensors whose first dimension is the group;
 vmap makes that one longer, so any nesting of maps is one call.
@@ -59,7 +59,7 @@ def _columns(x: Tensor, grid: Grid) -> Tensor:
 
 
 def _added_up(columns: Tensor, grid: Grid, windows: tuple[int, int, int]) -> Tensor:
-    """The columns back where they came from, added up where windows overlap: along rows, then along columns."""
+    """The columns where they came from, added up where windows overlap: along rows, then along columns."""
     side, stride, margin, height, width = grid
     (rows, down, across), groups = windows, len(columns)
     parts = columns.view(groups, -1, side, side, rows, down, across)
@@ -124,7 +124,7 @@ class _Convolve(_Bilinear):
     @staticmethod
     def forward(x: Tensor, w: Tensor, grid: Grid) -> Tensor:
         groups = len(w)
-        if not _pays(x.is_cuda, *x.shape[:3], grid):
+        if not _pays(x.is_cuda, groups, x.shape[1], x.shape[2], grid):
             joined = conv2d(_beside(x), w.flatten(0, 1), None, grid.stride, grid.margin, groups=groups)
             return _apart(joined, groups)
         down = (grid.height + 2 * grid.margin - grid.side) // grid.stride + 1
@@ -206,17 +206,14 @@ class _Correlate(_Bilinear):
     def forward(x: Tensor, y: Tensor, grid: Grid) -> Tensor:
         groups = len(x)
         shape = (y.shape[2], x.shape[2], grid.side, grid.side)
-        if not _pays(x.is_cuda, *x.shape[:3], grid):
+        if not _pays(x.is_cuda, groups, x.shape[1], x.shape[2], grid):
             whole = (groups * shape[0], *shape[1:])
             joined: Tensor = conv2d_weight(
                 _beside(x), whole, _beside(y), grid.stride, grid.margin, groups=groups
             )
             return joined.reshape(groups, *shape)
-        w: Tensor
-        if x.is_cuda:
-            w = _listed(y).mT @ _windows(x, grid)
-        else:
-            w = torch.bmm(_joined(y), _columns(x, grid).mT)
+        on_gpu = x.is_cuda
+        w = _listed(y).mT @ _windows(x, grid) if on_gpu else torch.bmm(_joined(y), _columns(x, grid).mT)
         return w.reshape(groups, *shape)
 
     @staticmethod

@@ -302,6 +302,7 @@ class _Bench:
         found = self.checked.model_dump()
         del found["sweep"]  # a run does not depend on it
         found |= {"seeds": self.seeds, "device": self.device, "algorithms": algorithms}
+        found["engine"] = "vectorised" if self.checked.engine == "auto" else self.checked.engine
         for place, part in (("problem", self.problem), ("fleet", self.fleet)):
             found[place] |= getattr(part, "pinned", {})  # the files it reads, by their places and hashes
         return found

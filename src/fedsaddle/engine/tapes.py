@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.jit._fuser import optimized_execution
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
@@ -130,7 +131,8 @@ class Recorder(TorchDispatchMode):
         if numbers:
             args = tuple(numbers.get(place, value) for place, value in enumerate(args))
             leaves, shape = tree_flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, Number))
-        given = [self.slot(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        before = {id(tensor): slot for tensor, slot in zip(tensors, taken, strict=True)}
+        given = [before[id(leaf)] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.steps.append(Step(func, given, shape, outs))
         return result
 
@@ -185,7 +187,8 @@ def shortened(tape: Recorder, wanted: list[Slot]) -> tuple[list[Step], dict[Slot
 
 def interpreted(inputs: list[Slot], steps: list[Step], wanted: list[Slot]) -> Callable[..., Any]:
     """The steps as a function of TorchScript."""
-    graph, constants = torch._C.Graph(), dict[Any, Any]()
+    graph: Any = torch._C.Graph()
+    constants: dict[Any, Any] = {}
     tensor = torch._C.TensorType.get()
     values = {slot: graph.addInput() for slot in inputs}
 
@@ -228,7 +231,9 @@ def interpreted(inputs: list[Slot], steps: list[Step], wanted: list[Slot]) -> Ca
         if len(schema.returns) == 1 and schema.returns[0].type.kind() == "ListType":
             node.output().setType(torch._C.ListType(tensor))
             node = insert("prim::ListUnpack", [node.output()], len(step.made))
-        values |= {slot: value for slot, value in zip(step.made, node.outputs(), strict=True) if slot is not None}
+        values |= {
+            slot: value for slot, value in zip(step.made, node.outputs(), strict=True) if slot is not None
+        }
     result = insert("prim::TupleConstruct", [values[slot] for slot in wanted]).output()
     result.setType(torch._C.TupleType([tensor] * len(wanted)))
     graph.registerOutput(result)
@@ -253,7 +258,7 @@ class Tape:
 
     def __call__(self, inputs: Any) -> Any:
         # As recorded: the interpreter's own improvements would begin only at the third replay.
-        with torch.no_grad(), torch.jit.optimized_execution(False):
+        with torch.no_grad(), optimized_execution(False):
             return tree_unflatten(self.function(*tree_leaves(inputs), *self.known), self.results)
 
 

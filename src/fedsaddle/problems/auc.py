@@ -192,7 +192,10 @@ class AUC(Measured):
 
     def scores(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The score of each row, between 0 and 1."""
-        outputs = self.model(x[: self.model.size], scaled(inputs))
+        return self._scores(x[:-2], inputs)
+
+    def _scores(self, weights: Tensor, inputs: Tensor) -> Tensor:
+        outputs = self.model(weights, scaled(inputs))
         if self.scoring == "sigmoid":
             return torch.sigmoid(outputs[:, 0])
         # The authors' release scores by the second of ten classes, after a ReLU on LeNet's outputs. If all
@@ -213,7 +216,7 @@ class AUC(Measured):
 
     def loss(self, z: Pair, xi: Batch) -> Tensor:
         weights, a, b = z.x.split([self.model.size, 1, 1])  # in one go, whose gradient is one copy
-        s = self.scores(weights, xi.rows["input"])
+        s = self._scores(weights, xi.rows["input"])
         return xi.mean(self.objective(s, xi.rows["positive"], a, b, z.y))
 
     def best_alpha(self, s: Tensor, positive: Tensor) -> Tensor:
