@@ -304,7 +304,7 @@ def exchange(
     if isinstance(graphs, Tapes):
         assert isinstance(study.ask, Vectorised)
         most = len(study.seeds) * study.quorum.wanted
-        piece = min(most, study.ask.piece(task, extent, lambda: opening(inputs), graphs.workers))
+        piece = study.ask.piece(task, extent, lambda: opening(inputs), most, graphs.workers)
         visits = -(-real // piece) * piece
     pad = torch.arange(visits, device=study.device).clamp(max=real - 1)  # the last visit again and again
     inputs["calls"] = calls._replace(lane=calls.lane[pad], client=calls.client[pad])

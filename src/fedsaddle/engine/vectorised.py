@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedsaddle.engine.visits import Extent, Task, Visits, answer, batch_rows
 
 CPU = torch.device("cpu")
-PIECE = 16 << 20  # bytes that a short walk of a thread's visits may hold
+SMALL, PIECE = 8 << 20, 32 << 20  # bytes that visits hold which are asked all at once, or piece by piece
+SHARES = 4  # pieces, at least, of what is not small
 SHORT = (3, 5)  # steps of the walks whose memory is measured
 
 
@@ -38,12 +39,18 @@ class Vectorised:
         stacked: dict[str, Any] = tree_map(lambda *chunks: torch.cat(chunks), *answers)
         return stacked
 
-    def piece(self, task: Task, extent: Extent, visits: Callable[[], Visits], workers: int) -> int:
-        """How many visits a thread should ask at once on a CPU: few enough for a step of theirs to stay in
-        its cache, whatever the number of threads, so that this does not move a bit."""
+    def piece(self, task: Task, extent: Extent, visits: Callable[[], Visits], most: int, workers: int) -> int:
+        """How many of at most so many visits a thread should ask at once, on a CPU.
+
+        All of them, if they are small: then Python and the interpreter are what takes time. Otherwise few
+        enough to stay near the caches and to give every core its share. The number of workers does not
+        matter, unless memory is short, so that it does not move a bit.
+        """
         need = self._need(task, extent._replace(ahead=True), visits)
-        step, _ = self._needs[task.phase, extent.rows]
-        return max(1, min(PIECE // step, self.limit(CPU) // workers // need))
+        step, _ = self._needs[task.phase, extent.rows]  # of a short walk: of a few steps
+        near = most if most * step <= SMALL else min(PIECE // step, most // SHARES)
+        fit = max(1, min(near, self.limit(CPU) // workers // need))
+        return most if fit == most else 1 << fit.bit_length() - 1  # cohorts are often divided by a power of 2
 
     def limit(self, device: torch.device) -> int:
         """What may be held at a time, in bytes."""
