@@ -83,10 +83,19 @@ class Order:
 
 
 def scaled(inputs: Tensor) -> Tensor:
-    return inputs.to(torch.float32) / 127.5 - 1 if inputs.dtype == torch.uint8 else inputs
+    return (inputs.to(torch.float32) - 127.5) * (1 / 127.5) if inputs.dtype == torch.uint8 else inputs
 
 
 # --- the models, as anybody would write them ---------------------------------------------------------------
+
+
+def pytorchs(network: nn.Module) -> nn.Module:
+    """The network with PyTorch's own convolutions: those of the engine are made for many networks at once."""
+    for layer in network.modules():
+        for own in (nn.Conv2d, nn.ConvTranspose2d):
+            if isinstance(layer, own):
+                layer.__class__ = own
+    return network
 
 
 class AUC(nn.Module):
@@ -99,7 +108,7 @@ class AUC(nn.Module):
             "logistic": lambda: networks.logistic(rule["features"]),
             "mlp": lambda: networks.mlp(rule["features"]),
         }
-        self.network = build[rule["network"]]()
+        self.network = pytorchs(build[rule["network"]]())
         self.ab, self.alpha = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
         self.p = rule["p"]
 
@@ -152,7 +161,7 @@ class GAN(nn.Module):
 
     def __init__(self, rule: dict[str, Any]) -> None:
         super().__init__()
-        self.G, self.D = networks.mnist_generator(), networks.mnist_discriminator()
+        self.G, self.D = pytorchs(networks.mnist_generator()), pytorchs(networks.mnist_discriminator())
 
     def descending(self) -> list[nn.Parameter]:
         return list(self.G.parameters())

@@ -190,6 +190,7 @@ COUNTS = [
     "evaluate_every",
     "batch",
     "threads",
+    "workers",
     "K",
     "problem.clients",
     "problem.dim_x",

@@ -1,14 +1,21 @@
 """A GPU draws the same bits and computes the same rounds, eagerly or replayed. Runs where there is a GPU."""
 
 import dataclasses
+import gc
+import subprocess
+import sys
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 import fedsaddle as fs
 from fedsaddle import draws
+from fedsaddle.core import Pair
 from fedsaddle.engine.course import metrics_at
-from fedsaddle.engine.rounds import begin, play, points
+from fedsaddle.engine.ray import Job, Worker, _arrays
+from fedsaddle.engine.rounds import begin, calls_of, kept_by, play, points, send, visits_of
+from fedsaddle.problem import Batch, Federation
 from zoo import ALGORITHMS, quadratic
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -123,3 +130,169 @@ def test_replayed_metrics_are_the_same(problem):
             z = points(lanes.server)[lane].to("cpu")
             assert metrics == pytest.approx(problem.evaluate(z), rel=1e-3, abs=1e-5)
     assert "metrics" in study.graphs._recordings
+
+
+@dataclasses.dataclass(frozen=True)
+class Wide:
+    """A loss whose intermediate values take the memory: half a gigabyte a visit."""
+
+    width: int = 1 << 22
+
+    @property
+    def federation(self) -> Federation:
+        return Federation({"a": torch.linspace(0, 1, 12)}, torch.full((12,), 1))
+
+    def init(self, seed: int) -> Pair:
+        return Pair(torch.full((1,), 0.1 * (1 + seed)), torch.ones(1))
+
+    def loss(self, z: Pair, xi: Batch) -> torch.Tensor:
+        wide = torch.sin(xi.rows["a"][:, None] * z.x * torch.ones(self.width, device=z.x.device))
+        return xi.mean(torch.cos(wide * z.y).mean(1))
+
+    def evaluate(self, z: Pair) -> dict[str, float]:
+        return {"x": float(z.x)}
+
+
+def wide_run(captured: bool):
+    study = fs.make_study(
+        Wide(), fs.CDMANC(0.1, 0.1, K=2), seeds=(0, 1), quorum=fs.Quorum(invite=12), batch=4, device="cuda"
+    )
+    if not captured:
+        study = dataclasses.replace(study, graphs=None)
+    lanes, events = begin(study), []
+    for round in range(3):
+        lanes, new = play(study, lanes, round)
+        events += new
+    return study, lanes, events
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_when_a_gpu_runs_out_of_memory_smaller_parts_are_computed(captured):
+    _, expected, nothing = wide_run(captured)
+    assert nothing == []
+    gc.collect()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (3 << 30)) / total)
+    try:
+        study, lanes, events = wide_run(captured)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert [event.what for event in events] == ["memory"]
+    assert 1 <= study.ask._at_once <= 6
+    assert study.ask.memory < 6 << 30
+    assert_same(lanes, expected, 1e-6)
+    if captured:
+        assert study.graphs._recordings
+
+
+def test_memory_that_runs_out_in_a_recording_is_no_end(monkeypatch):
+    """Memory that was enough before a recording need not be enough in it."""
+    problem, ask = quadratic(), fs.Vectorised._ask
+    _, expected = run(problem, ALGORITHMS["codasca"], device="cuda")
+
+    def cramped(self, task, extent, visits):
+        answers = ask(self, task, extent, visits)
+        if torch.cuda.is_current_stream_capturing() and len(visits) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return answers
+
+    monkeypatch.setattr(fs.Vectorised, "_ask", cramped)
+    study, lanes = run(problem, ALGORITHMS["codasca"], device="cuda")
+    assert study.ask._at_once <= 3
+    assert_same(lanes, expected, 1e-10)
+
+
+def test_a_visit_that_does_not_fit_a_gpu_is_refused():
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (100 << 20)) / total)
+    try:
+        with pytest.raises(fs.BadInput, match="a single visit at a time"):
+            wide_run(captured=True)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_ray_workers_gpu_gives_the_same_answers():
+    """Without Ray: what an actor does, twice, so that the second is a replay."""
+    study = fs.make_study(quadratic(), ALGORITHMS["codasca"], seeds=(0, 1), batch=2)
+    lanes = begin(study)
+    worker = Worker()
+    threads = torch.get_num_threads()
+    worker.begin(study.problem, "cuda", None, False, False)
+    torch.set_num_threads(threads)
+    for clients in ([[0, 3, 5], [1, 2]], [[4, 7, 8], [2, 9]]):
+        calls, extent = calls_of(study, lanes.completed, 0, 0, clients)
+        kept = kept_by(lanes.memory, calls)
+        visits = visits_of(study, 0, send(study, lanes.server, 0), calls, kept)
+        expected = study.ask(study.task(0), extent, visits)
+        job = Job(study.algorithm, 0, 2, extent)
+        answers, news = worker.ask(job, _arrays(visits.by_lane), _arrays(visits.rest))
+        assert news is None
+        found = tree_map(torch.tensor, answers)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    ((_, graphs),) = worker.engines.values()
+    assert graphs._recordings
+
+
+# Deterministic, in a process of its own: cuBLAS must hear of it before it is first used.
+TWICE = """
+import hashlib
+from dataclasses import dataclass
+import torch
+import fedsaddle as fs
+from fedsaddle import draws
+from fedsaddle.core import Pair
+from fedsaddle.engine import machine
+from fedsaddle.networks import Network, cifar_cnn, lenet5
+from fedsaddle.problem import Federation
+
+machine.prepare(deterministic=True)
+
+@dataclass(frozen=True)
+class Images:
+    "Noise to fit, by a network with convolutions and pooling."
+    network: Network
+    shape: tuple
+
+    @property
+    def federation(self):
+        pixels = draws.uniform(draws.key(draws.PROBLEM, torch.arange(120)), *self.shape).float()
+        return Federation({"input": pixels}, torch.full((12,), 10))
+
+    def init(self, seed):
+        return Pair(self.network.init(seed), torch.ones(1))
+
+    def loss(self, z, xi):
+        return xi.mean((self.network(z.x, xi.rows["input"])[:, 0] - z.y) ** 2) - z.y[0] ** 2
+
+    def evaluate(self, z):
+        return {"loss": float(self.network(z.x, self.federation.rows["input"].to(z.x.device)).mean())}
+
+problems = (
+    fs.Quadratic(clients=12),
+    fs.AUC(dataset="digits", clients=40, partition="dirichlet", network="mlp"),
+    fs.GAN(objective="non-saturating", clients=40, partition="dirichlet"),
+    fs.Robust(dataset="digits", clients=40),
+    fs.Fair(dataset="digits", clients=40),
+    Images(Network(lenet5), (1, 28, 28)),
+    Images(Network(cifar_cnn), (3, 32, 32)),
+)
+rule = fs.CDMAADA(c_eta=0.05, c_gamma=0.05, c_alpha=0.7, rho=0.3, K=3)
+for problem in problems:
+    quorum = fs.Quorum(invite=6)
+    end = fs.simulate(problem, rule, rounds=4, seeds=(0, 1, 2), quorum=quorum, device="cuda")
+    assert all(end.alive)
+    values = torch.cat([torch.cat(z) for z in end.z]).cpu().numpy().tobytes()
+    print(type(problem).__name__, hashlib.sha256(values).hexdigest(), end.rows[-1].metrics, flush=True)
+"""
+
+
+def test_deterministic_gives_the_same_bits_twice():
+    one, other = (
+        subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True) for _ in range(2)
+    )
+    assert one.returncode == 0, one.stdout + one.stderr
+    assert one.stdout.count("\n") == 7
+    assert one.stdout == other.stdout

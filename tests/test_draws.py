@@ -474,10 +474,11 @@ class Recorder:
 
     def __call__(self, task, extent, visits):
         answers = self.ask(task, extent, visits)
-        seeds, rounds = visits["down"]["z"].x[:, 0].tolist(), visits["t"].tolist()
+        given = visits.given(task.federation)
+        seeds, rounds = given["down"]["z"].x[:, 0].tolist(), given["t"].tolist()
         signatures = torch.cat(answers["up"]["signature"], dim=1).tolist()
         for seed, t, offset, signature in zip(
-            seeds, rounds, visits["offset"].tolist(), signatures, strict=True
+            seeds, rounds, given["offset"].tolist(), signatures, strict=True
         ):
             name = (int(seed), int(t), task.phase, OFFSETS.index(offset))
             assert self.seen.setdefault(name, tuple(signature)) == tuple(signature)

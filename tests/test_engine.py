@@ -6,8 +6,10 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 import fedsaddle as fs
+from fedsaddle import draws
 from fedsaddle.core import Pair, Parameters, Phase, Reply
 from fedsaddle.engine.rounds import begin, calls_of, gather, play, points, send, visits_of
 from fedsaddle.engine.vectorised import peak_bytes
@@ -165,6 +167,24 @@ def test_memory_is_bounded(algorithm, phase):
     assert bounded < 1.25 * limit
 
 
+def test_a_message_is_repeated_only_for_the_visits_that_are_computed():
+    """Many clients of few lanes: each lane's message is held once, and counted in what a visit needs."""
+
+    class Long(Wide):
+        def init(self, seed: int) -> Pair:
+            return Pair(torch.ones(100_000), torch.ones(1))
+
+        def loss(self, z: Pair, xi: Batch) -> Tensor:
+            return (xi.mean(xi.rows["a"]) * z.x).sum() * z.y.sum()
+
+    study = fs.make_study(Long(), fs.CDMANC(0.01, 0.01, K=2), seeds=range(2))
+    lanes = begin(study)
+    message = lanes.server.z.x[0].nbytes
+    assert peak_bytes(lambda: first_visits(study, lanes)) < 4 * message  # and there are 24 visits
+    task, extent, visits = first_visits(study, lanes)
+    assert study.ask._need(task, extent, lambda: visits) > 2 * message  # what comes and what goes
+
+
 def first_visits(study, lanes, phase=0):
     """All clients, asked by every lane."""
     everyone = list(range(len(study.problem.federation)))
@@ -311,3 +331,125 @@ def test_a_round_that_fails_takes_back_all_that_clients_kept():
     assert lanes.alive == [False, False]
     assert not lanes.memory.x.any()
     assert not lanes.memory.y.any()
+
+
+class Cramped(fs.Vectorised):
+    """A machine that holds three visits and not four."""
+
+    most = 3
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def _ask(self, task, extent, visits):
+        self.sizes.append(len(visits))
+        if len(visits) > self.most:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+        return super()._ask(task, extent, visits)
+
+
+def test_when_memory_runs_out_smaller_parts_are_computed_and_it_is_said_once():
+    ask = Cramped()
+    settings = {"rounds": 4, "quorum": QUORUM, "batch": 2, "seeds": (0, 1), "evaluate_every": 2}
+    whole = fs.simulate(quadratic(), ALGORITHMS["codasca"], **settings)
+    cramped = fs.simulate(quadratic(), ALGORITHMS["codasca"], **settings, ask=ask)
+    assert max(ask.sizes) > 3
+    tried = [size for size in ask.sizes if size > 3]
+    assert len(tried) == 1 or sorted(tried, reverse=True) == tried  # each half of the one before
+    assert ask.sizes[-1] <= 3
+    for one, other in zip(whole.z, cramped.z, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    assert [row.metrics.keys() for row in whole.rows] == [row.metrics.keys() for row in cramped.rows]
+    (event,) = [event for event in cramped.events if event not in whole.events]
+    assert event.what == "memory"
+    assert "memory ran out" in event.detail
+    assert "memory_gb" in event.detail
+
+
+def test_a_visit_that_does_not_fit_alone_is_refused():
+    ask = Cramped()
+    ask.most = 0
+    with pytest.raises(fs.BadInput, match="a single visit at a time: lower batch, K"):
+        run(ALGORITHMS["cdma-one"], ask=ask)
+
+
+def test_another_failure_is_not_taken_for_a_lack_of_memory():
+    class Broken(Cramped):
+        def _ask(self, task, extent, visits):
+            raise RuntimeError("shapes do not fit")
+
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        run(ALGORITHMS["cdma-one"], ask=Broken())
+
+
+def one_in_three(key):
+    return key % 3 == 0
+
+
+class Forgetful(fs.Vectorised):
+    """Loses one answer in three."""
+
+    def __call__(self, task, extent, visits):
+        heard = ~one_in_three(visits.key)
+        if heard.all():
+            return super().__call__(task, extent, visits)
+        answers = super().__call__(task, extent, visits) if heard.any() else {}
+        return {"heard": heard, **tree_map(lambda rows: rows[heard], answers)}
+
+
+class Silent(fs.Everybody):
+    """The clients whose answers the above would lose never answer."""
+
+    def delays(self, seeds, round, phase, clients, now):
+        key = draws.key(draws.BATCHES, seeds[:, None], round, phase, clients)
+        return torch.where(one_in_three(key), math.inf, 1.0)
+
+
+@pytest.mark.parametrize("minimum", [1, 4, 6])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_answer_that_is_lost_is_one_that_never_came(name, minimum):
+    settings = {"quorum": fs.Quorum(invite=6, minimum=minimum), "seeds": (0, 1, 2), "rounds": 12}
+    expected = run(ALGORITHMS[name], fleet=Silent(), **settings)
+    lossy = run(ALGORITHMS[name], fleet=fs.Everybody(), ask=Forgetful(), **settings)
+    assert sum(expected.completed) < 36 or minimum == 1
+    assert_same(lossy, expected, tolerance=1e-12)
+    assert lossy.alive == expected.alive == [True] * 3
+
+
+def test_every_loss_is_an_event_of_its_lane():
+    quorum = fs.Quorum(invite=6, minimum=4)
+    settings = {"rounds": 12, "seeds": (0, 1), "quorum": quorum, "fleet": fs.Everybody(), "batch": 2}
+    outcome = fs.simulate(quadratic(), ALGORITHMS["cdma-one"], **settings, ask=Forgetful())
+    lost = [event for event in outcome.events if event.what == "lost"]
+    abandoned = [event for event in outcome.events if event.what == "abandoned"]
+    told = {(event.lane, event.round, event.detail) for event in lost}
+    assert len(told) == len(lost)  # each once
+    assert {(event.lane, event.round) for event in abandoned} < {(event.lane, event.round) for event in lost}
+    assert any("of 6 answers lost with a worker that died" in event.detail for event in lost)
+    assert all("answers, the minimum is 4" in event.detail for event in abandoned)
+    # What is lost was not sent up; what is left of an abandoned round came in vain.
+    calm = fs.simulate(quadratic(), ALGORITHMS["cdma-one"], **settings)
+    assert 0 < outcome.rows[-1].floats_up < calm.rows[-1].floats_up
+
+
+def test_a_lane_that_loses_too_many_answers_does_not_diverge_by_the_others():
+    """Its point is no longer finite after the first phase, but the second loses the round."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Fragile(Hoarder):
+        def phases(self):
+            return tuple(reversed(super().phases()))
+
+    class Second(fs.Vectorised):
+        def __call__(self, task, extent, visits):
+            if task.phase == 1:
+                return {"heard": torch.zeros(len(visits), dtype=torch.bool)}
+            return super().__call__(task, extent, visits)
+
+    everyone = {"quorum": fs.Quorum(invite=12), "fleet": fs.Everybody()}
+    lanes = run(Fragile(0.1), rounds=1, ask=Second(), **everyone)
+    assert lanes.alive == [True, True]
+    assert lanes.completed == [0, 0]
+    assert torch.isfinite(lanes.server.z.x).all()
+    assert not lanes.memory.x.any()

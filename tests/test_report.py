@@ -72,6 +72,9 @@ EVENTS = [
     ("poor", 0, 0, "abandoned", "collect: 2 answers"),
     ("poor", 1, 1, "abandoned", "collect: 2 answers"),
     ("poor", 2, 1, "diverged", "z.x is no longer finite"),
+    ("good", 0, 1, "memory", "memory ran out; less of it is used"),
+    ("good", 0, 1, "lost", "collect: 2 of 5 answers were lost with a worker that died"),
+    ("good", 1, 1, "lost", "collect: 1 of 5 answers was lost with a worker that died"),
 ]
 LATE = [("poor", 0, 1, 10), ("poor", 0, 2, 25), ("poor", 0, 2, 5), ("poor", 1, 2, 10)]
 
@@ -96,6 +99,10 @@ def test_the_table_is_what_a_hand_computes(by_hand):
     assert (poor.seeds, poor.final, poor.diverged, poor.collapsed) == (3, {0: 0.59, 1: 0.7}, 1, 1)
     assert (poor.abandoned, poor.late, poor.floats_up) == (2, {0: 30, 1: 10}, {0: 150, 1: 150})
     assert (good.diverged, good.collapsed, good.abandoned) == (0, 0, 0)
+    assert run.series[0].trouble == [
+        "round 1: memory ran out; less of it is used",
+        "answers were lost with a worker 2 times, over all seeds",
+    ]
     assert good.against.rival == "poor"
     assert good.against.seeds == 2
     assert good.against.difference == pytest.approx((0.21 + 0.2) / 2)
@@ -601,7 +608,9 @@ def test_it_renders(opened):
     assert good[:3] == ["good", "3 of 3", "0.8 \u00b1 0.1"]
     assert poor[header.index("diverged")] == poor[header.index("collapsed")] == "1"
     assert "good has the best final test_auc" in opened.ask("document.getElementById('answer').textContent")
-    assert "seed 2 diverged in round 1" in opened.ask("document.getElementById('events').textContent")
+    told = opened.ask("document.getElementById('events').textContent")
+    assert "seed 2 diverged in round 1" in told
+    assert "good: answers were lost with a worker 2 times" in told
     assert opened.ask("document.getElementById('unfinished').hidden")
 
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -12,9 +13,15 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from torch.utils._pytree import tree_map
 
 from fedsaddle.cli import main
+from fedsaddle.engine import machine
+from fedsaddle.engine.vectorised import Vectorised
+from fedsaddle.report import read_runs
+from fedsaddle.spec import load
 
 ARGUMENTS = [
     "run",
@@ -257,7 +264,11 @@ def test_a_damaged_run_is_refused_and_left_alone(half, damage, monkeypatch, caps
 
 @pytest.mark.parametrize(
     ("change", "told"),
-    [("--rounds=40", "rounds was 12, is 40"), ("--set=problem.kappa=3.0", "problem.kappa was 10.0, is 3.0")],
+    [
+        ("--rounds=40", "rounds was 12, is 40"),
+        ("--set=problem.kappa=3.0", "problem.kappa was 10.0, is 3.0"),
+        ("--deterministic", "deterministic was false, is true"),
+    ],
 )
 def test_another_experiments_checkpoint_is_refused(half, change, told, monkeypatch, capsys):
     before = everything(half)
@@ -320,6 +331,82 @@ def test_a_diverged_lane_is_told_and_the_others_go_on(tmp_path, monkeypatch, cap
     ]
     assert [event["round"] for event in events] == ["0", "0"]
     assert "before this round stationarity was" in events[0]["detail"]
+
+
+def test_a_lack_of_memory_is_told_and_written_down(tmp_path, monkeypatch, capsys):
+    ask = Vectorised._ask
+
+    def cramped(self, task, extent, visits):
+        if len(visits) > 3:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return ask(self, task, extent, visits)
+
+    monkeypatch.setattr(Vectorised, "_ask", cramped)
+    words = [word for word in ARGUMENTS if word != "--quiet"]
+    assert fedsaddle(*words, f"--out={tmp_path / 'run'}", monkeypatch=monkeypatch) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "memory ran out" in line]
+    assert [line.split(" round ")[0] for line in told] == ["codasca", "cdma-ada"]  # once for each
+    with (tmp_path / "run" / "events.csv").open() as file:
+        events = [row for row in csv.DictReader(file) if row["event"] == "memory"]
+    assert [(row["algorithm"], row["seed"]) for row in events] == [("codasca", "0"), ("cdma-ada", "0")]
+
+
+def test_answers_that_are_lost_are_told_and_written_down(tmp_path, monkeypatch, capsys):
+    """As over Ray, when a worker dies: the first two answers of the first round of each algorithm."""
+    ask, algorithms = Vectorised.__call__, set()
+
+    def lossy(self, task, extent, visits):
+        if type(task.algorithm) in algorithms:
+            return ask(self, task, extent, visits)
+        algorithms.add(type(task.algorithm))
+        heard = torch.arange(len(visits)) > 1
+        answers = ask(self, task, extent, visits)
+        return {"heard": heard, **tree_map(lambda rows: rows[heard], answers)}
+
+    monkeypatch.setattr(Vectorised, "__call__", lossy)
+    words = [word for word in ARGUMENTS if word != "--quiet"]
+    assert fedsaddle(*words, f"--out={tmp_path / 'run'}", monkeypatch=monkeypatch) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "lost with a worker" in line]
+    assert len(told) == 2
+    assert re.fullmatch(
+        r"codasca round 0, seed 0: update: 2 of \d answers lost with a worker that died", told[0]
+    )
+    with (tmp_path / "run" / "events.csv").open() as file:
+        events = list(csv.DictReader(file))
+    assert [(row["algorithm"], row["seed"], row["event"]) for row in events] == [
+        ("codasca", "0", "lost"),
+        ("cdma-ada", "0", "lost"),
+    ]
+    (run,) = read_runs([tmp_path / "run"])
+    assert [(series.abandoned, len(series.trouble)) for series in run.series] == [(0, 1), (0, 1)]
+
+
+@pytest.mark.parametrize("experiment", ["quadratic", "auc-digits"])
+def test_deterministic_gives_the_same_bits_twice(experiment, tmp_path):
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        words = ["run", experiment, "--algorithm=cdma-ada", "--rounds=2", "--seeds=0-1", "--deterministic"]
+        command = [sys.executable, "-m", "fedsaddle", *words, "--device=cpu", "--quiet", f"--out={folder}"]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+    assert result(folders[0]) == result(folders[1])
+    assert json.loads((folders[0] / "experiment.json").read_text())["deterministic"] is True
+
+
+def test_deterministic_is_said_before_a_gpu_computes(monkeypatch):
+    """cuBLAS reads its workspace when it is first used, which may be while an experiment is loaded."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    load("quadratic", deterministic=True)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    load("quadratic")
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    try:
+        machine.prepare(deterministic=True)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        machine.prepare()
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_the_resolved_experiment_runs_again_to_the_same_bytes(whole, tmp_path, monkeypatch):

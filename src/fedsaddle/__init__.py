@@ -14,6 +14,7 @@ from fedsaddle.algorithms import (
 )
 from fedsaddle.core import Pair
 from fedsaddle.engine.loop import Loop
+from fedsaddle.engine.ray import Ray
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
@@ -59,6 +60,7 @@ __all__ = [
     "ParallelSGDA",
     "Quadratic",
     "Quorum",
+    "Ray",
     "Robust",
     "RobustLeastSquares",
     "ToyWGAN",

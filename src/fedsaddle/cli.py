@@ -101,11 +101,22 @@ def _speed(rounds: int, since: float) -> str:
     return f"{speed:.{0 if speed >= 10 else 1}f}"
 
 
-def _diverged(plan: Plan, study: str, stop: Stop) -> list[str]:
-    """A line for each lane that has just diverged. In a sweep many do, and their number says enough."""
-    lost = [event for event in stop.events if event.what == "diverged" and not plan.by]
+def _trouble(plan: Plan, study: str, stop: Stop) -> list[str]:
+    """What a person should hear at once.
+
+    Each lane that has just diverged: in a sweep many do, and their number says enough. And what has befallen
+    the machines.
+    """
+    ends = [event for event in stop.events if event.what == "diverged" and not plan.by]
     seeds = plan.studies[study].seeds
-    return [f"{study} seed {seeds[one.lane]} diverged in round {one.round}: {one.detail}" for one in lost]
+    lines = [f"{study} seed {seeds[one.lane]} diverged in round {one.round}: {one.detail}" for one in ends]
+    lines += [f"{study} round {one.round}: {one.detail}" for one in stop.events if one.what == "memory"]
+    lost = [event for event in stop.events if event.what == "lost"]
+    if lost:
+        others = len({event.lane for event in lost}) - 1
+        also = f" and {others} more lane{'s' if others > 1 else ''}" if others else ""
+        lines.append(f"{study} round {lost[0].round}, seed {seeds[lost[0].lane]}{also}: {lost[0].detail}")
+    return lines
 
 
 def _say(line: str) -> None:
@@ -117,7 +128,7 @@ def _say(line: str) -> None:
 
 
 class Lines:
-    """For a pipe: a plain line about every tenth of the way, and for every lane that diverges."""
+    """For a pipe: a plain line about every tenth of the way, and for what goes wrong."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -127,7 +138,7 @@ class Lines:
         self.began, self.start = time.monotonic(), start
 
     def stop(self, study: str, stop: Stop) -> None:
-        for line in _diverged(self.plan, study, stop):
+        for line in _trouble(self.plan, study, stop):
             _say(line)
         last = stop.round == self.plan.rounds
         if stop.rows and (last or stop.round == 0 or stop.round - self.told >= self.plan.rounds / 10):
@@ -152,7 +163,7 @@ class Bars:
 
     def stop(self, study: str, stop: Stop) -> None:
         task = self.tasks[study]
-        for line in _diverged(self.plan, study, stop):
+        for line in _trouble(self.plan, study, stop):
             self.progress.print(line)
         if stop.rows:
             self.progress.update(task, metric=_describe(self.plan, study, stop))
@@ -200,8 +211,12 @@ Only = Annotated[str, typer.Option(help="Only these, such as cdma-ada,cdma-one."
 Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
 Seeds = Annotated[str | None, typer.Option(help="Such as 0-4 or 0,3,7-9.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key: problem.kappa=20.")]
-Engine = Annotated[str | None, typer.Option(help="auto, vectorised or loop.")]
+Engine = Annotated[str | None, typer.Option(help="auto, vectorised, loop or ray.")]
+Address = Annotated[str | None, typer.Option(help="Of a Ray cluster: auto or host:port; or start one here.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Deterministic = Annotated[
+    bool | None, typer.Option("--deterministic", help="The same bits every time, also on a GPU.")
+]
 Out = Annotated[Path | None, typer.Option("--out", help="The run's folder.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
@@ -216,7 +231,9 @@ def run(
     seeds: Seeds = None,
     set_: Set = None,
     engine: Engine = None,
+    address: Address = None,
     device: Device = None,
+    deterministic: Deterministic = None,
     folder: Out = None,
     resume: Resume = False,
     quiet: Quiet = False,
@@ -230,7 +247,9 @@ def run(
         rounds=rounds,
         seeds=seeds,
         engine=engine,
+        address=address,
         device=device,
+        deterministic=deterministic,
         settings=set_ or [],
     )
     path = _carry_out(plan, folder, resume, quiet, checkpoint_seconds)
@@ -249,7 +268,9 @@ def sweep(
     seeds: Seeds = None,
     set_: Set = None,
     engine: Engine = None,
+    address: Address = None,
     device: Device = None,
+    deterministic: Deterministic = None,
     folder: Out = None,
     resume: Resume = False,
     quiet: Quiet = False,
@@ -266,7 +287,9 @@ def sweep(
         rounds=rounds,
         seeds=seeds,
         engine=engine,
+        address=address,
         device=device,
+        deterministic=deterministic,
         settings=set_ or [],
     )
     path = _carry_out(plan, folder, resume, quiet, checkpoint_seconds)
@@ -303,6 +326,7 @@ def _carry_out(plan: Plan, folder: Path | None, resume: bool, quiet: bool, check
         raise typer.Exit(INTERRUPTED) from None
     finally:
         run_folder.close()
+        plan.close()
     if not (path / "rounds.csv").stat().st_size:
         print("no seed was finite even at the start", file=sys.stderr)
         raise typer.Exit(ALL_DIVERGED)
@@ -314,7 +338,7 @@ def _execute(run_folder: RunFolder, quiet: bool, checkpoint_seconds: float) -> N
     from fedsaddle.tensorboard import TensorBoard
 
     plan, asked = run_folder.plan, _until_asked()
-    machine.prepare(plan.resolved["threads"], plan.resolved["tf32"])
+    machine.prepare(*(plan.resolved[key] for key in ("threads", "tf32", "deterministic")))
     if not quiet:
         print(f"engine: {_engine(plan)}", file=sys.stderr)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -65,6 +65,9 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Federation, (self.rows, self.sizes, self.own)  # copies on other devices stay behind
 
 
 class Problem(Protocol):

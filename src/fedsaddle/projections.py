@@ -28,6 +28,13 @@ def simplex(v: Tensor) -> Tensor:
     ones that stay above t, then t = (their sum - 1) / k; the right k is the one with the largest such t.
     """
     v = v - v.amax()  # which does not move the projection, and keeps the 1 from drowning in large sums
-    sums = v.sort(descending=True).values.cumsum(0)
+    sums = _running_sums(v.sort(descending=True).values)
     t = ((sums - 1) / torch.arange(1, len(v) + 1, dtype=v.dtype, device=v.device)).amax()
     return (v - t).clamp(min=0)
+
+
+def _running_sums(v: Tensor) -> Tensor:
+    if v.is_cuda and torch.are_deterministic_algorithms_enabled():
+        # On a GPU cumsum adds in an order that is not always the same, and is then refused.
+        return torch.ones(len(v), len(v), dtype=v.dtype, device=v.device).tril() @ v
+    return v.cumsum(0)

@@ -3,7 +3,8 @@
     experiment.json         the resolved experiment; it can be run again as it is
     rounds.csv              one row an evaluation of a lane
     traffic.csv             floats sent so far at each evaluation, by direction, variable and kind
-    events.csv              abandoned rounds, diverged lanes, lanes that a sweep has dropped
+    events.csv              abandoned rounds, diverged lanes, lanes that a sweep has dropped, answers
+                            that were lost with a worker, a lack of memory
     environment.json        for each time it was started: when, with what, on what, and for how long
     final/ALGORITHM.safetensors   each seed's last finite point
     samples/ALGORITHM-ROUND.png   of a problem that makes pictures: the first seed's at each evaluation,
@@ -41,6 +42,7 @@ from safetensors.torch import load, save
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedsaddle.engine.course import Prune, Stop, course, traffic
+from fedsaddle.engine.ray import Ray
 from fedsaddle.engine.rounds import Lanes, Posted, Study, begin, points
 from fedsaddle.environment import here
 from fedsaddle.errors import BadInput
@@ -67,6 +69,12 @@ class Plan:
     by: str = ""  # of a sweep: the metric that settings are chosen by
     prunes: dict[str, Prune] = field(default_factory=dict)  # of a sweep that halves: for each study
     notes: tuple[str, ...] = ()  # what a person should hear before it runs
+
+    def close(self) -> None:
+        """End what its studies have started elsewhere."""
+        for study in self.studies.values():
+            if isinstance(study.ask, Ray):
+                study.ask.close()
 
 
 class Watch(Protocol):

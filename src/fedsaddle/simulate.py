@@ -137,9 +137,15 @@ def make_study(
         cohorts,
         ask,
         place,
-        (Graphs() if place.type == "cuda" else Tapes()) if isinstance(ask, Vectorised) else None,
+        _recorder(ask, place),
         tuple(name for name in called for _ in seeds),
     )
+
+
+def _recorder(ask: Ask, device: torch.device) -> Graphs | Tapes | None:
+    if device.type == "cuda":
+        return Graphs() if isinstance(ask, Vectorised) else None
+    return Tapes() if type(ask) is Vectorised else None  # another may do what no tape can tell
 
 
 def device_named(name: str) -> torch.device:

@@ -26,8 +26,10 @@ from fedsaddle import sweep as tuning
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.core import Scalar
 from fedsaddle.data.tables import is_table
+from fedsaddle.engine import machine
 from fedsaddle.engine.course import Prune
 from fedsaddle.engine.loop import Loop
+from fedsaddle.engine.ray import MOST_WORKERS, Ray
 from fedsaddle.engine.rounds import Study, begin
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.errors import BadInput, check_count, check_seed, shown, unknown
@@ -54,11 +56,14 @@ class Experiment(BaseModel):
     K: int | None = None  # local steps, for every algorithm that does not say
     cohorts: Literal["another", "same"] = "another"
     sampling: Literal["uniform", "size"] | list[float] = "uniform"
-    engine: Literal["auto", "vectorised", "loop"] = "auto"
+    engine: Literal["auto", "vectorised", "loop", "ray"] = "auto"
+    workers: int | None = None  # of engine ray; by itself one for each core, or GPU, of the cluster
     device: str = "auto"  # cpu, cuda, or auto: a GPU if there is one
-    memory_gb: float | None = None  # what a vectorised computation may hold: by itself 4, or half of a GPU
+    # What a vectorised computation, of engine ray one of a worker, may hold: by itself 4, or half of a GPU.
+    memory_gb: float | None = None
     threads: int = 1  # of PyTorch; part of the experiment because sums may round differently with more
     tf32: bool = False  # on a GPU: multiply with 10 bits of mantissa, faster
+    deterministic: bool = False  # on a GPU: the same bits every time, slower
     problem: dict[str, Any]
     fleet: dict[str, Any] = {"model": "paper"}
     quorum: dict[str, Any] = {}
@@ -269,7 +274,13 @@ class _Bench:
     problem: Problem
     fleet: Fleet
     seeds: list[int]
-    device: str
+    device: str  # where the servers are and lanes are judged
+    visits_on: str  # the same, but for engine ray, whose workers may have GPUs where this machine has none
+    ray: Ray | None = None  # all studies share its actors
+
+    @property
+    def memory(self) -> int | None:
+        return None if self.checked.memory_gb is None else int(self.checked.memory_gb * 2**30)
 
     def study(self, settings: Mapping[str, tuple[Any, int | None]]) -> Study:
         """One study of settings, by name, that share their rule, their counts and how many they invite."""
@@ -278,7 +289,6 @@ class _Bench:
         quorum: Quorum = _build(Quorum, table, "quorum")
         sizes = self.problem.federation.sizes
         weights = {"uniform": None, "size": sizes}.get(str(checked.sampling), checked.sampling)
-        memory = None if checked.memory_gb is None else int(checked.memory_gb * 2**30)
         try:
             return make_study(
                 self.problem,
@@ -291,7 +301,7 @@ class _Bench:
                 weights=weights,  # type: ignore[arg-type]
                 cohorts=checked.cohorts,
                 # Each has its own, since it remembers how much memory this algorithm's visits need.
-                ask=Loop() if checked.engine == "loop" else Vectorised(memory),
+                ask=self.ray or (Loop() if checked.engine == "loop" else Vectorised(self.memory)),
                 device=self.device,
             )
         except BadInput as error:
@@ -301,14 +311,14 @@ class _Bench:
         """The experiment as a run folder keeps it."""
         found = self.checked.model_dump()
         del found["sweep"]  # a run does not depend on it
-        found |= {"seeds": self.seeds, "device": self.device, "algorithms": algorithms}
+        found |= {"seeds": self.seeds, "device": self.visits_on, "algorithms": algorithms}
         found["engine"] = "vectorised" if self.checked.engine == "auto" else self.checked.engine
         for place, part in (("problem", self.problem), ("fleet", self.fleet)):
             found[place] |= getattr(part, "pinned", {})  # the files it reads, by their places and hashes
         return found
 
 
-def _prepare(experiment: str, given: dict[str, Any], settings: Sequence[str]) -> _Bench:
+def _prepare(experiment: str, given: dict[str, Any], settings: Sequence[str], address: str | None) -> _Bench:
     """A checked experiment, up to its algorithms."""
     tables = _read(experiment)
     tables |= {key: value for key, value in given.items() if value is not None}
@@ -323,8 +333,14 @@ def _prepare(experiment: str, given: dict[str, Any], settings: Sequence[str]) ->
     check_count("rounds", checked.rounds)
     check_count("evaluate_every", checked.evaluate_every)
     check_count("threads", checked.threads, most=1024)
+    if checked.workers is not None:
+        check_count("workers", checked.workers, most=MOST_WORKERS)
+    if address is not None and checked.engine != "ray":
+        raise BadInput(f"an address is for engine ray, not for {checked.engine}: add --engine ray")
     if checked.memory_gb is not None and not 0 < checked.memory_gb <= 1e6:
         raise BadInput(f"memory_gb must be above 0 and at most a million, got {checked.memory_gb:g}")
+    if checked.deterministic:
+        machine.fix_workspace()  # here, because a problem may use a GPU while it is made
     for label in checked.algorithms:
         _check_label(label)
     if not checked.algorithms:
@@ -338,8 +354,14 @@ def _prepare(experiment: str, given: dict[str, Any], settings: Sequence[str]) ->
         fleet.check(len(problem.federation))
     except BadInput as error:
         raise BadInput(f"fleet: {error}") from None
-    seeds, device = parse_seeds(checked.seeds), str(device_named(checked.device))
-    return _Bench(checked, problem, fleet, seeds, device)
+    elsewhere = checked.engine == "ray" and checked.device == "cuda" and not torch.cuda.is_available()
+    device = "cpu" if elsewhere else str(device_named(checked.device))
+    visits_on = "cuda" if elsewhere else device
+    bench = _Bench(checked, problem, fleet, parse_seeds(checked.seeds), device, visits_on)
+    if checked.engine != "ray":
+        return bench
+    kind = torch.device(visits_on).type
+    return dataclasses.replace(bench, ray=Ray(checked.workers, address, memory=bench.memory, device=kind))
 
 
 def _check_label(label: str) -> None:
@@ -357,12 +379,20 @@ def load(
     rounds: int | None = None,
     seeds: str | None = None,
     engine: str | None = None,
+    address: str | None = None,
     device: str | None = None,
+    deterministic: bool | None = None,
     settings: Sequence[str] = (),
 ) -> Plan:
     """A checked, resolved experiment, ready to run."""
-    given = {"rounds": rounds, "seeds": seeds, "engine": engine, "device": device}
-    bench = _prepare(experiment, given, settings)
+    given = {
+        "rounds": rounds,
+        "seeds": seeds,
+        "engine": engine,
+        "device": device,
+        "deterministic": deterministic,
+    }
+    bench = _prepare(experiment, given, settings, address)
     tables, K = bench.checked.algorithms, bench.checked.K
     wanted = list(dict.fromkeys(algorithms)) or list(tables)
     for label in wanted:
@@ -386,12 +416,20 @@ def load_sweep(
     rounds: int | None = None,
     seeds: str | None = None,
     engine: str | None = None,
+    address: str | None = None,
     device: str | None = None,
+    deterministic: bool | None = None,
     settings: Sequence[str] = (),
 ) -> Plan:
     """A checked sweep: every setting of every algorithm under its own name, as many in a study as can be."""
-    given = {"rounds": rounds, "seeds": seeds, "engine": engine, "device": device}
-    bench = _prepare(experiment, given, settings)
+    given = {
+        "rounds": rounds,
+        "seeds": seeds,
+        "engine": engine,
+        "device": device,
+        "deterministic": deterministic,
+    }
+    bench = _prepare(experiment, given, settings, address)
     own = {"by": by, "budget": budget, "halving": halving}
     table = bench.checked.sweep | {key: value for key, value in own.items() if value is not None}
     try:
@@ -528,7 +566,5 @@ def _settings_at_once(bench: _Bench, group: dict[str, tuple[Any, int | None]]) -
     server, memory = (
         sum(leaf.nbytes for leaf in tree_leaves(part)) for part in (lanes.server, lanes.memory or ())
     )
-    limit = Vectorised(
-        None if bench.checked.memory_gb is None else int(bench.checked.memory_gb * 2**30)
-    ).limit(torch.device(bench.device))
+    limit = Vectorised(bench.memory).limit(torch.device(bench.device))
     return max(1, int(limit // SHARE // ((COPIES * server + memory) * len(bench.seeds))))

@@ -27,7 +27,8 @@ class Dataset:
 
 def scaled(inputs: Tensor) -> Tensor:
     """Bytes to [-1, 1]; what is not bytes is left as it is."""
-    return inputs.to(torch.float32) / 127.5 - 1 if inputs.dtype == torch.uint8 else inputs
+    # Not divided: by a number, a GPU multiplies with its inverse, and the last bit would not be a CPU's.
+    return (inputs.to(torch.float32) - 127.5) * (1 / 127.5) if inputs.dtype == torch.uint8 else inputs
 
 
 def standardised(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:

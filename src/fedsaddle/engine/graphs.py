@@ -37,14 +37,18 @@ class Graphs:
         recording.graph.replay()
         return tree_map(Tensor.clone, recording.outputs)  # the next replay writes to the same place
 
+    def forget(self) -> None:
+        """Give back the memory of all recordings."""
+        self._recordings.clear()
+        self._pool = None
+
     def _record(self, work: Callable[[Any], Any], inputs: Any) -> Recording:
         places = tree_map(lambda value: value.to("cuda", copy=True), inputs)
         # Libraries set themselves up on their first calls, which cannot be recorded.
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            for _ in range(2):
-                work(places)
+            work(places)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):

@@ -14,10 +14,10 @@ class Loop:
     """The plainest way to ask."""
 
     def __call__(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
-        answers = []
-        for number in range(len(visits["size"])):
-            visit = tree_map(lambda rows: rows[number], visits)  # noqa: B023
-            own = Extent(int(visit["steps"]), int(visit["size"]), ragged=False)
-            answers.append(answer(task, own, batch_rows(task, own, visit), visit))
+        answers, given = [], visits.given(task.federation)
+        for number in range(len(visits)):
+            one = tree_map(lambda rows: rows[number], given)  # noqa: B023
+            own = Extent(int(one["steps"]), int(one["size"]), ragged=False)
+            answers.append(answer(task, own, batch_rows(task, own, one), one))
         stacked: dict[str, Any] = tree_map(lambda *rows: torch.stack(rows), *answers)
         return stacked

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import ctypes
+import os
 
 import torch
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of glibc's mallopt
 
 
-def prepare(threads: int = 1, tf32: bool = False) -> None:
-    """Set the number of PyTorch's threads and how a GPU multiplies, and keep memory that was freed."""
+def prepare(threads: int = 1, tf32: bool = False, deterministic: bool = False) -> None:
+    """Set the number of PyTorch's threads and how a GPU computes, and keep memory that was freed.
+
+    `deterministic` makes a GPU add in the same order every time: the same bits, for some time.
+    """
     torch.set_num_threads(threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    if deterministic:
+        fix_workspace()
+        torch.backends.cudnn.benchmark = False  # which takes what is fastest at the moment
+    torch.use_deterministic_algorithms(deterministic)
     _keep_memory()
+
+
+def fix_workspace() -> None:
+    """Let cuBLAS always compute in the same place.
+
+    A deterministic GPU needs it. cuBLAS reads this when it is first used, so it must be said before that.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def _keep_memory() -> None:

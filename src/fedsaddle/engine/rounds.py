@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedsaddle import draws
-from fedsaddle.core import Algorithm, Message, Pair, Remembers, Turn
+from fedsaddle.core import Algorithm, Message, Pair, Phase, Remembers, Turn
 from fedsaddle.engine.accounting import Postage, floats_down, floats_up
 from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.loop import Loop
@@ -28,8 +28,18 @@ from fedsaddle.engine.visits import Extent, Task, Visits, projected
 from fedsaddle.fleet import Fleet, Quorum, Settled, Verdict, invite
 from fedsaddle.problem import Federation, Problem
 
+# What clients send `up` and `keep`, visit by visit. A way to ask that can lose some of the answers leaves
+# those out, and says by `heard`, (visit,), which it has; of none at all there is no `up`.
 Ask = Callable[[Task, Extent, Visits], dict[str, Any]]
 CPU = torch.device("cpu")
+
+
+@runtime_checkable
+class Outspoken(Protocol):
+    """A way to ask that may have something to say."""
+
+    def news(self) -> str | None:
+        """What a person should hear and has not yet been told."""
 
 
 class Posted(NamedTuple):
@@ -44,7 +54,7 @@ class Event(NamedTuple):
 
     lane: int
     round: int
-    what: str  # abandoned, diverged or dropped
+    what: str  # abandoned, diverged, dropped, lost (with a worker), or memory: less is used from here on
     detail: str
 
 
@@ -53,6 +63,15 @@ class Meeting(NamedTuple):
 
     answering: list[list[int]]  # the clients whose answers are used
     settled: list[Settled]
+
+
+class Ledger(NamedTuple):
+    """What a round does to every lane, as far as its waiting for answers decides that."""
+
+    clock: list[float]
+    posted: list[Counter[Posted]]
+    playing: list[bool]  # lanes that are alive and have not abandoned the round
+    events: list[Event]
 
 
 class Calls(NamedTuple):
@@ -137,8 +156,10 @@ class Lanes:
 
 def begin(study: Study) -> Lanes:
     """Every lane before its first round."""
-    starts = [projected(study.problem, study.problem.init(seed)) for seed in study.seeds]
-    z: Pair = tree_map(lambda *rows: torch.stack(rows).to(study.device), *starts)
+    starts = {seed: projected(study.problem, study.problem.init(seed)) for seed in set(study.seeds)}
+    z: Pair = tree_map(
+        lambda *rows: torch.stack(rows).to(study.device), *(starts[seed] for seed in study.seeds)
+    )
     memory = None
     if isinstance(study.algorithm, Remembers):
         blank = study.per_lane(lambda algorithm, z: algorithm.remember(z), z)
@@ -154,40 +175,37 @@ def play(study: Study, lanes: Lanes, round: int) -> tuple[Lanes, list[Event]]:
 
     The clients' memory is changed in place: it is the one part too large to copy every round.
     """
-    clock, posted = list(lanes.clock), [Counter(counts) for counts in lanes.posted]
-    playing, events = list(lanes.alive), []
-
     # Who answers does not depend on what is computed, so all phases are settled before any is asked.
-    meetings = meet(study, round, clock)
-    for number, (phase, meeting) in enumerate(zip(study.algorithm.phases(), meetings, strict=True)):
-        for lane in which(playing):
-            end = meeting.settled[lane]
-            clock[lane] += end.seconds
-            posted[lane][Posted("down", number)] += study.quorum.invite
-            posted[lane][Posted("up", number)] += len(end.accepted)
-            posted[lane][Posted("late", number)] += len(end.late)
-            if end.verdict is Verdict.ABANDON:
-                playing[lane] = False
-                detail = f"{phase.name}: {end.answered} answers, the minimum is {study.quorum.minimum}"
-                events.append(Event(lane, round, "abandoned", detail))
+    meetings = meet(study, round, lanes.clock)
+    lost: Counter[tuple[int, int]] = Counter()  # answers that did not come after all, by phase and lane
+    ledger = ledger_of(study, lanes, round, meetings, lost)
+    begun = ledger.playing
 
-    server, finite = lanes.server, [True] * len(playing)
+    server, finite = lanes.server, [True] * len(begun)
     before: list[tuple[Calls, Pair]] = []  # what the asked clients had kept, phase by phase
-    if any(playing):
-        for number, meeting in enumerate(meetings):
-            asked = [clients if on else [] for clients, on in zip(meeting.answering, playing, strict=True)]
-            calls, extent = calls_of(study, lanes.completed, round, number, asked)
-            kept = kept_by(lanes.memory, calls)
-            after = exchange(study, number, extent, server, calls, kept)
-            server = after["server"]
-            if lanes.memory is not None and kept is not None and "keep" in after:
-                before.append((calls, kept))
-                remember(lanes.memory, calls.lane, calls.client, after["keep"])
+    for number, meeting in enumerate(meetings):
+        if not any(ledger.playing):
+            break
+        asked = [clients if on else [] for clients, on in zip(meeting.answering, ledger.playing, strict=True)]
+        calls, extent = calls_of(study, lanes.completed, round, number, asked)
+        kept = kept_by(lanes.memory, calls)
+        after = exchange(study, number, extent, server, calls, kept)
+        server = after["server"]
+        if "heard" in after:
+            lost.update((number, lane) for lane in calls.lane[~after["heard"]].tolist())
+            ledger = ledger_of(study, lanes, round, meetings, lost)
+            calls = heard_only(calls, after["heard"])
+            kept = kept and Pair(*(values[after["heard"]] for values in kept))
+        if lanes.memory is not None and kept is not None and "keep" in after:
+            before.append((calls, kept))
+            remember(lanes.memory, calls.lane, calls.client, after["keep"])
+    if any(begun):
         if study.graphs is not None:
-            meet(study, round + 1, clock)  # while the GPU is busy
+            meet(study, round + 1, ledger.clock)  # while the GPU is busy
         finite = after["finite"].tolist()  # the one moment of a round that waits for it
+    clock, posted, playing, events = ledger
     done = [on and ok for on, ok in zip(playing, finite, strict=True)]
-    if done != playing:
+    if done != begun:
         events += [
             Event(lane, round, "diverged", "a parameter is no longer finite")
             for lane in which(playing)
@@ -202,13 +220,16 @@ def play(study: Study, lanes: Lanes, round: int) -> tuple[Lanes, list[Event]]:
             assert lanes.memory is not None
             old = Pair(kept.x[failed], kept.y[failed])
             remember(lanes.memory, calls.lane[failed], calls.client[failed], old)
+    news = study.ask.news() if isinstance(study.ask, Outspoken) else None
+    if news is not None:
+        events.append(Event(which(lanes.alive)[0], round, "memory", news))
     return Lanes(
         server,
         lanes.memory,
         [t + ok for t, ok in zip(lanes.completed, done, strict=True)],
         clock,
         posted,
-        [on and ok for on, ok in zip(lanes.alive, finite, strict=True)],
+        [on and (ok or not played) for on, ok, played in zip(lanes.alive, finite, playing, strict=True)],
     ), events
 
 
@@ -246,6 +267,32 @@ def meet(study: Study, round: int, clock: list[float]) -> list[Meeting]:
     return study.next_meetings[when]
 
 
+def ledger_of(
+    study: Study, lanes: Lanes, round: int, meetings: list[Meeting], lost: Counter[tuple[int, int]]
+) -> Ledger:
+    """How the waiting for answers ends in every phase, if some were lost with whoever computed them."""
+    clock, posted = list(lanes.clock), [Counter(counts) for counts in lanes.posted]
+    playing, events = list(lanes.alive), []
+    for number, (phase, meeting) in enumerate(zip(study.algorithm.phases(), meetings, strict=True)):
+        for lane in which(playing):
+            end, gone = meeting.settled[lane], lost[number, lane]
+            came = len(end.accepted) - gone
+            goes_on = end.verdict is Verdict.GO and came >= study.quorum.minimum
+            clock[lane] += end.seconds
+            posted[lane][Posted("down", number)] += study.quorum.invite
+            posted[lane][Posted("up", number)] += came if goes_on else 0
+            posted[lane][Posted("late", number)] += len(end.late) + (0 if goes_on else came)
+            if gone:
+                detail = f"{phase.name}: {gone} of {len(end.accepted)} answers lost with a worker that died"
+                events.append(Event(lane, round, "lost", detail))
+            if not goes_on:
+                playing[lane] = False
+                answers = came if gone else end.answered
+                detail = f"{phase.name}: {answers} answers, the minimum is {study.quorum.minimum}"
+                events.append(Event(lane, round, "abandoned", detail))
+    return Ledger(clock, posted, playing, events)
+
+
 def calls_of(
     study: Study, completed: list[int], round: int, number: int, asked: list[list[int]]
 ) -> tuple[Calls, Extent]:
@@ -260,14 +307,12 @@ def calls_of(
     rows = int(study.problem.federation.sizes[client].max())
     extent = Extent(max(walks), rows, ragged=min(walks) < max(walks))
 
-    first = torch.tensor([0, *counts[:-1]]).cumsum(0)
-    place = first[:, None] + torch.arange(study.quorum.wanted)
-    lane = torch.repeat_interleave(torch.tensor(counts))
+    answers = torch.tensor(counts)
     host = Calls(
-        lane,
+        torch.repeat_interleave(answers),
         torch.tensor(client),
-        place.clamp(max=len(client) - 1),
-        torch.tensor(counts),
+        places(answers, study.quorum.wanted),
+        answers,
         torch.tensor(completed),
         torch.tensor(steps),
         torch.tensor(round),
@@ -276,13 +321,32 @@ def calls_of(
     return calls, extent
 
 
+def places(answers: Tensor, most: int) -> Tensor:
+    """Where each lane's answers are among those of all lanes: (lane, answer)."""
+    first = answers.cumsum(0) - answers
+    place: Tensor = first[:, None] + torch.arange(most, device=answers.device)
+    return place.clamp(max=max(0, int(answers.sum()) - 1))
+
+
+def heard_only(calls: Calls, heard: Tensor) -> Calls:
+    """The same without the visits whose answers were lost."""
+    lane = calls.lane[heard]
+    answers = torch.bincount(lane, minlength=len(calls.answers))
+    place = places(answers, calls.place.shape[1])
+    return calls._replace(lane=lane, client=calls.client[heard], place=place, answers=answers)
+
+
 def exchange(
     study: Study, number: int, extent: Extent, server: Any, calls: Calls, kept: Pair | None
 ) -> dict[str, Any]:
-    """One phase: send, ask, merge. The `server` after it, which lanes are `finite`, what clients `keep`."""
-    task, graphs, real = study.task(number), study.graphs, len(calls.lane)
+    """One phase: send, ask, merge. The `server` after it, which lanes are `finite`, what clients `keep`.
 
-    def opening(inputs: dict[str, Any]) -> Visits:
+    Where answers can be lost, also which were `heard`: a lane with fewer than the minimum does not merge.
+    """
+
+    vectorised, graphs, task = study.ask, study.graphs, study.task(number)
+
+    def visits_in(inputs: dict[str, Any]) -> Visits:
         down = send(study, inputs["server"], number)
         return visits_of(study, number, down, inputs["calls"], inputs.get("kept"))
 
@@ -290,46 +354,51 @@ def exchange(
         return study.ask(task, extent, visits)
 
     def work(inputs: dict[str, Any], ask: Callable[[Visits], dict[str, Any]] = ask) -> dict[str, Any]:
-        server, calls, answers = inputs["server"], inputs["calls"], ask(opening(inputs))
-        merged = merge(study, server, number, calls, answers.pop("up"))
-        server = choose(calls.answers > 0, merged, server)
+        server, calls, answers = inputs["server"], inputs["calls"], ask(visits_in(inputs))
+        if "heard" in answers:
+            calls = heard_only(calls, answers["heard"])
+        if "up" in answers:
+            merged = merge(study, server, number, calls, answers.pop("up"))
+            server = choose(calls.answers >= study.quorum.minimum, merged, server)
         finite = torch.isfinite(server.z.x).all(-1) & torch.isfinite(server.z.y).all(-1)
         return {"server": server, "finite": finite, **answers}
 
     inputs = {"server": server, "calls": calls} | ({} if kept is None else {"kept": kept})
     if graphs is None:
+        if isinstance(vectorised, Vectorised):
+            return vectorised.within_memory(lambda: work(inputs))
         return work(inputs)
-    extent, visits = roomy(study, number, extent, real)
-    piece = visits
-    if isinstance(graphs, Tapes):
-        assert isinstance(study.ask, Vectorised)
-        most = len(study.seeds) * study.quorum.wanted
-        piece = study.ask.piece(task, extent, lambda: opening(inputs), most, graphs.workers)
+    assert isinstance(vectorised, Vectorised)  # only that is recorded
+    real, most = len(calls.lane), len(study.seeds) * study.quorum.wanted
+    extent = roomy(study.algorithm.phases()[number], extent, study.problem.federation.longest)
+
+    def recorded() -> dict[str, Any]:
+        piece = max(8, most // 16)
+        if isinstance(graphs, Tapes):
+            piece = vectorised.piece(task, extent, lambda: visits_in(inputs), most, graphs.workers)
         visits = -(-real // piece) * piece
-    pad = torch.arange(visits, device=study.device).clamp(max=real - 1)  # the last visit again and again
-    inputs["calls"] = calls._replace(lane=calls.lane[pad], client=calls.client[pad])
-    if kept is not None:
-        inputs["kept"] = Pair(kept.x[pad], kept.y[pad])
-    after: dict[str, Any]
-    if isinstance(graphs, Tapes) and piece < visits:
-        after = work(inputs, lambda visits: graphs.pieces((number, extent, piece), ask, visits, piece))
-    else:
-        after = graphs((number, extent, visits), work, inputs)
+        visits = visits if isinstance(graphs, Tapes) else min(most, visits)
+        pad = torch.arange(visits, device=study.device).clamp(max=real - 1)  # the last visit again and again
+        own = {**inputs, "calls": calls._replace(lane=calls.lane[pad], client=calls.client[pad])}
+        if kept is not None:
+            own["kept"] = Pair(kept.x[pad], kept.y[pad])
+        if isinstance(graphs, Tapes) and piece < visits:
+            shape = (number, extent, piece)
+            return work(own, lambda visits: graphs.pieces(shape, ask, visits, piece))
+        found: dict[str, Any] = graphs((number, extent, visits), work, own)
+        return found
+
+    after = vectorised.within_memory(recorded, graphs.forget)
     if "keep" in after:
         after["keep"] = Pair(after["keep"].x[:real], after["keep"].y[:real])
     return after
 
 
-def roomy(study: Study, number: int, extent: Extent, visits: int) -> tuple[Extent, int]:
+def roomy(phase: Phase, extent: Extent, longest: int) -> Extent:
     """A little more room than needed, so that few different shapes have to be recorded."""
-    most = len(study.seeds) * study.quorum.wanted
-    phase = study.algorithm.phases()[number]
     varied = phase.steps(0.0) != phase.steps(1 - 2.0**-53)
-    return Extent(
-        rounded_up(extent.steps) if varied else extent.steps,
-        min(rounded_up(extent.rows), study.problem.federation.longest),
-        ragged=varied,
-    ), min(most, -(-visits // max(8, most // 16)) * max(8, most // 16))
+    steps = rounded_up(extent.steps) if varied else extent.steps
+    return Extent(steps, min(rounded_up(extent.rows), longest), ragged=varied)
 
 
 def rounded_up(count: int) -> int:
@@ -345,17 +414,12 @@ def send(study: Study, server: Any, number: int) -> Message:
 
 
 def visits_of(study: Study, number: int, down: Message, calls: Calls, kept: Pair | None) -> Visits:
-    """All that each visit's client is given."""
-    federation, lane, client = study.federation, calls.lane, calls.client
+    """Who is asked, and all that is sent."""
     dtype = next(iter(down.values())).x.dtype
-    by_lane: Visits = {"hyper": study.hyper, "down": down, "t": calls.t.to(dtype), "steps": calls.steps}
-    visits: Visits = tree_map(lambda values: values[lane], by_lane)
-    visits["key"] = draws.key(draws.BATCHES, study.lane_seeds[lane], calls.round, number, client)
-    visits["offset"], visits["size"] = federation.offsets[client], federation.sizes[client]
-    visits["own"] = {name: table[client] for name, table in federation.own.items()}
-    if kept is not None:
-        visits["kept"] = kept
-    return visits
+    by_lane = {"hyper": study.hyper, "down": down, "t": calls.t.to(dtype), "steps": calls.steps}
+    seeds = study.lane_seeds[calls.lane]
+    key = draws.key(draws.BATCHES, seeds, calls.round, number, calls.client)
+    return Visits(by_lane, calls.lane, calls.client, key, kept)
 
 
 def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> Any:

@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fedsaddle.engine.visits import Visits
+
 LONGEST = 50_000  # operations; a longer computation is not recorded
 SMALL = 1 << 20  # bytes of a value that is kept instead of being computed in every replay
 PATIENCE = 8  # uses of a shape before it is recorded, which takes about as long; the bits are the same
@@ -286,16 +288,25 @@ class Tapes:
         """work(inputs), by a replay. All it does with its inputs must follow from their `shape`."""
         return self._ready(shape, work, inputs, 1)(inputs)
 
-    def pieces(self, shape: Hashable, work: Callable[[Any], Any], rows: Any, size: int) -> Any:
-        """The same for `size` rows at a time, by all threads."""
-        many = [
-            tree_map(lambda values: values[at : at + size], rows)  # noqa: B023
-            for at in range(0, len(tree_leaves(rows)[0]), size)
-        ]
+    def pieces(
+        self, shape: Hashable, ask: Callable[[Visits], dict[str, Any]], visits: Visits, size: int
+    ) -> dict[str, Any]:
+        """ask(visits), so many at a time, by all threads."""
+
+        def work(inputs: tuple[Any, ...]) -> dict[str, Any]:
+            return ask(Visits(*inputs))
+
+        parts = [visits.part(at, at + size) for at in range(0, len(visits), size)]
+        many = [(part.by_lane, *part.rest) for part in parts]
         ready = self._ready(shape, work, many[0], len(many))
         # Only tapes: a module that is called as a function has its parameters changed meanwhile.
-        parts = (self._threads.map if isinstance(ready, Tape) else map)(ready, many)
-        return tree_map(lambda *values: torch.cat(values), *parts)
+        answers = (self._threads.map if isinstance(ready, Tape) else map)(ready, many)
+        joined: dict[str, Any] = tree_map(lambda *values: torch.cat(values), *answers)
+        return joined
+
+    def forget(self) -> None:
+        """Give back the memory of all tapes."""
+        self._tapes.clear()
 
     def _ready(
         self, shape: Hashable, work: Callable[[Any], Any], inputs: Any, times: int

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedsaddle.engine.visits import Extent, Task, Visits, answer, batch_rows
+from fedsaddle.engine.visits import Extent, Given, Task, Visits, answer, batch_rows
+from fedsaddle.errors import BadInput
 
+T = TypeVar("T")
 CPU = torch.device("cpu")
 SMALL, PIECE = 8 << 20, 32 << 20  # bytes that visits hold which are asked all at once, or piece by piece
 SHARES = 4  # pieces, at least, of what is not small
@@ -29,13 +32,16 @@ class Vectorised:
         self.memory = memory
         # Bytes of one visit with a short walk, and how many more with a longer one, by phase and rows.
         self._needs: dict[tuple[int, int], tuple[int, int]] = {}
+        self._at_once = self._held = 1  # visits, and bytes, that the last computation held at a time
+        self._ran_out = self._told = False
 
     def __call__(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
-        count, keys, extent = len(visits["key"]), visits["key"], extent._replace(ahead=True)
-        at_once = max(1, self.limit(keys.device) // self._need(task, extent, lambda: visits))
-        answers = [
-            self._ask(task, extent, _slice(visits, at, at + at_once)) for at in range(0, count, at_once)
-        ]
+        count, extent = len(visits), extent._replace(ahead=True)
+        self._at_once = 1  # while the need of one is measured
+        need = self._need(task, extent, lambda: visits)
+        at_once = max(1, min(count, self.limit(visits.key.device) // need))
+        self._at_once, self._held = at_once, at_once * need
+        answers = [self._ask(task, extent, visits.part(at, at + at_once)) for at in range(0, count, at_once)]
         stacked: dict[str, Any] = tree_map(lambda *chunks: torch.cat(chunks), *answers)
         return stacked
 
@@ -46,11 +52,14 @@ class Vectorised:
         enough to stay near the caches and to give every core its share. The number of workers does not
         matter, unless memory is short, so that it does not move a bit.
         """
+        self._at_once = 1  # while the need of one is measured
         need = self._need(task, extent._replace(ahead=True), visits)
         step, _ = self._needs[task.phase, extent.rows]  # of a short walk: of a few steps
         near = most if most * step <= SMALL else min(PIECE // step, most // SHARES)
         fit = max(1, min(near, self.limit(CPU) // workers // need))
-        return most if fit == most else 1 << fit.bit_length() - 1  # cohorts are often divided by a power of 2
+        piece = most if fit == most else 1 << fit.bit_length() - 1  # cohorts are often divided by 2, 4 or 8
+        self._at_once, self._held = piece, piece * need * workers
+        return piece
 
     def limit(self, device: torch.device) -> int:
         """What may be held at a time, in bytes."""
@@ -59,22 +68,57 @@ class Vectorised:
             self.memory = torch.cuda.get_device_properties(device).total_memory // 2 if on_gpu else 4 << 30
         return self.memory
 
-    def _ask(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
-        def one(rows: Tensor, visit: Visits) -> dict[str, Any]:
-            return answer(task, extent, rows, visit)
+    def within_memory(self, work: Callable[[], T], free: Callable[[], None] = lambda: None) -> T:
+        """work(), which asks; again with half as many visits at a time whenever memory runs out.
 
-        result: dict[str, Any] = torch.func.vmap(one)(batch_rows(task, extent, visits), visits)
+        `free` gives back what can be made again.
+        """
+        freed = False
+        while True:
+            try:
+                return work()
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+            # Not inside `except`: there the error's traceback holds on to all that was being computed.
+            free()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            if self._at_once > 1:
+                self.memory, self._ran_out = self._held // 2, True
+            elif freed:
+                raise BadInput(
+                    "memory ran out with a single visit at a time: lower batch, K or the number of seeds, or "
+                    "use a machine with more memory"
+                )
+            freed = True
+
+    def news(self) -> str | None:
+        """What a person should hear: once, that memory ran out."""
+        if self._told or not self._ran_out:
+            return None
+        self._told = True
+        gib = (self.memory or 0) / 2**30
+        return f"memory ran out; from now on visits hold at most {gib:.3g} GiB at a time (memory_gb)"
+
+    def _ask(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
+        def one(rows: Tensor, given: Given) -> dict[str, Any]:
+            return answer(task, extent, rows, given)
+
+        given = visits.given(task.federation)
+        result: dict[str, Any] = torch.func.vmap(one)(batch_rows(task, extent, given), given)
         return result
 
     def _need(self, task: Task, extent: Extent, visits: Callable[[], Visits]) -> int:
         """The memory of one visit, measured once for each phase by asking one client alone.
 
-        It grows with the walk: its rows, and the gradients that are computed ahead, all at once. Two short
-        walks tell how fast.
+        It holds what its client is given, and grows with the walk: its rows, and the gradients that are
+        computed ahead, all at once. Two short walks tell how fast.
         """
         kind = (task.phase, extent.rows)
         if kind not in self._needs:
-            first = _slice(visits(), 0, 1)
+            first = visits().part(0, 1)
             short, longer = (
                 peak_bytes(lambda: self._ask(task, extent._replace(steps=min(steps, extent.steps)), first))  # noqa: B023
                 for steps in SHORT
@@ -82,11 +126,6 @@ class Vectorised:
             self._needs[kind] = (max(1, short), max(0, longer - short))
         least, growth = self._needs[kind]
         return least + growth * max(0, extent.steps - SHORT[0]) // (SHORT[1] - SHORT[0])
-
-
-def _slice(visits: Visits, start: int, stop: int) -> Visits:
-    part: Visits = tree_map(lambda rows: rows[start:stop], visits)
-    return part
 
 
 class _Peak(TorchDispatchMode):
@@ -115,6 +154,16 @@ class _Peak(TorchDispatchMode):
     def _forget(self, name: int, size: int) -> None:
         self.known.discard(name)
         self.alive -= size
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether this, or what led to it, is a lack of memory: a GPU's, its libraries' or the machine's."""
+    words = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words):
+            return True
+        error = error.__context__
+    return False
 
 
 def peak_bytes(work: Callable[[], Any]) -> int:

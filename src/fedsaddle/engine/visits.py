@@ -17,9 +17,47 @@ from fedsaddle.problem import Batch, Constrained, Federation, Game, Minimax, Pro
 T = TypeVar("T")
 Field = Callable[[Pair, Batch], Pair]
 
-# A flat list of visits: in every tensor, row v belongs to visit v. It holds the `hyper`parameters, the
-# message that came `down`, and what an `Oracle` is made of.
-Visits = dict[str, Any]
+# What the clients of some visits are given: in every tensor, row v belongs to visit v. It holds the
+# `hyper`parameters, the message that came `down`, and what an `Oracle` is made of.
+Given = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Visits:
+    """A flat list of visits: visit v is client[v], asked by lane[v].
+
+    What lanes and clients hold once is repeated for each visit only when it is `given`, so that a part of
+    the visits takes only its part of the memory.
+    """
+
+    by_lane: Given  # (lane, ...): hyper, down, t and steps
+    lane: Tensor  # (visit,)
+    client: Tensor
+    key: Tensor
+    kept: Pair | None = None  # (visit, value): what the clients have kept
+
+    @property
+    def rest(self) -> tuple[Any, ...]:
+        """All but what is by lane."""
+        return (self.lane, self.client, self.key, *([] if self.kept is None else [self.kept]))
+
+    def __len__(self) -> int:
+        return len(self.lane)
+
+    def part(self, start: int, stop: int) -> Visits:
+        kept = None if self.kept is None else Pair(self.kept.x[start:stop], self.kept.y[start:stop])
+        lane, client, key = (rows[start:stop] for rows in (self.lane, self.client, self.key))
+        return Visits(self.by_lane, lane, client, key, kept)
+
+    def given(self, federation: Federation) -> Given:
+        """All that each visit's client is given."""
+        given: Given = tree_map(lambda values: values[self.lane], self.by_lane)
+        given["key"] = self.key
+        given["offset"], given["size"] = federation.offsets[self.client], federation.sizes[self.client]
+        given["own"] = {name: table[self.client] for name, table in federation.own.items()}
+        if self.kept is not None:
+            given["kept"] = self.kept
+        return given
 
 
 class Task(NamedTuple):
@@ -157,19 +195,19 @@ class Oracle:
         return z
 
 
-def batch_rows(task: Task, extent: Extent, visits: Visits) -> Tensor:
+def batch_rows(task: Task, extent: Extent, given: Given) -> Tensor:
     """The rows of every minibatch: (visit, step, minibatch of the step, row); no first one for one visit."""
     per_step = task.algorithm.phases()[task.phase].batches
-    key = draws.fold(visits["key"], 0)
-    rows = draws.batches(key, visits["size"], extent.steps * per_step * task.batch, extent.rows)
+    key = draws.fold(given["key"], 0)
+    rows = draws.batches(key, given["size"], extent.steps * per_step * task.batch, extent.rows)
     return rows.reshape(*key.shape, extent.steps, per_step, task.batch)
 
 
-def answer(task: Task, extent: Extent, batch_rows: Tensor, visit: Visits) -> dict[str, Any]:
+def answer(task: Task, extent: Extent, batch_rows: Tensor, given: Given) -> dict[str, Any]:
     """One client's answer: what goes `up` and, if it keeps anything, what it will `keep`."""
     algorithm: Any = task.algorithm
-    mine: Algorithm = replace(algorithm, **visit["hyper"])
-    rest = {name: value for name, value in visit.items() if name not in ("hyper", "down")}
+    mine: Algorithm = replace(algorithm, **given["hyper"])
+    rest = {name: value for name, value in given.items() if name not in ("hyper", "down")}
     client = Oracle(task, extent, batch_rows, **rest)
-    reply = mine.phases()[task.phase].work(client, **visit["down"])
+    reply = mine.phases()[task.phase].work(client, **given["down"])
     return {"up": reply.up} if reply.keep is None else {"up": reply.up, "keep": reply.keep}

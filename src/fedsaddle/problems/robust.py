@@ -166,7 +166,7 @@ class Robust(Measured):
         ends, losses = torch.func.vmap(lambda start: climb(self.project(Pair(z.x, start)).y))(
             self.starts(z.y)
         )
-        y, loss = ends[losses.argmax()], losses.max()
+        y, loss = ends.index_select(0, losses.argmax()[None])[0], losses.max()
         right = [self._beyond(rest, some + W @ y).argmax(1) == own for some, own in chunks(before, label)]
         return Worst(y, loss, torch.cat(right).float().mean())
 

@@ -147,6 +147,7 @@ def _series(series: Series, metrics: Sequence[str]) -> dict[str, Any]:
             {"seed": lane.seed, "told": lane.diverged, **_end(lane)} for lane in series.lanes if lane.diverged
         ],
         "abandoned": series.abandoned,
+        "trouble": series.trouble,
         "pictures": series.pictures and _pictures(series.pictures),
     }
 

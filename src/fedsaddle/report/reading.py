@@ -58,6 +58,7 @@ class Series:
     pictures: Pictures | None = None
     family: str = ""  # of a sweep: the algorithm that this is a setting of
     setting: dict[str, Any] = field(default_factory=dict)  # its table in the experiment
+    trouble: list[str] = field(default_factory=list)  # of the machines that it ran on
 
     @property
     def alive(self) -> list[Lane]:
@@ -122,13 +123,22 @@ def read_run(folder: Path) -> Run:
     abandoned: dict[str, int] = {}
     diverged: dict[tuple[str, int], str] = {}
     dropped: dict[tuple[str, int], str] = {}
+    lost: dict[str, int] = {}
+    trouble: dict[str, list[str]] = {}
     for place, (algorithm, seed, when, event, detail) in _table(folder / "events.csv")[1]:
         if event == "diverged":
             diverged[algorithm, _count(seed, place)] = f"round {_count(when, place)}: {detail}"
         elif event == "dropped":
             dropped[algorithm, _count(seed, place)] = f"round {_count(when, place)}: {detail}"
+        elif event == "lost":
+            lost[algorithm] = lost.get(algorithm, 0) + 1
+        elif event == "memory":
+            trouble.setdefault(algorithm, []).append(f"round {_count(when, place)}: {detail}")
         else:
             abandoned[algorithm] = abandoned.get(algorithm, 0) + 1
+    for algorithm, times in lost.items():
+        told = f"answers were lost with a worker {times} time{'' if times == 1 else 's'}, over all seeds"
+        trouble.setdefault(algorithm, []).append(told)
     series = []
     families = _families(experiment)
     for label in experiment["algorithms"]:
@@ -147,7 +157,8 @@ def read_run(folder: Path) -> Run:
             counts = len(experiment["seeds"]), experiment["rounds"], abandoned.get(label, 0)
             pictures, own = read_pictures(folder / "samples", label), experiment["algorithms"][label]
             setting = own if isinstance(own, dict) else {}
-            series.append(Series(label, lanes, *counts, pictures, families.get(label, ""), setting))
+            family = families.get(label, "")
+            series.append(Series(label, lanes, *counts, pictures, family, setting, trouble.get(label, [])))
     strangers = {*points, *diverged, *dropped} - {
         (one.label, lane.seed) for one in series for lane in one.lanes
     }
