@@ -27,7 +27,7 @@ def normal(*shape, device):
 @pytest.mark.parametrize("windows", [True, False])
 @pytest.mark.parametrize(("ours", "theirs", "sizes", "side"), LAYERS)
 def test_they_equal_pytorchs(ours, theirs, sizes, side, windows, device, monkeypatch):
-    monkeypatch.setattr(convolutions, "_pays", lambda tensor: windows)
+    monkeypatch.setattr(convolutions, "_pays", lambda *sizes: windows)
     layers = [layer(*sizes).to(device).double() for layer in (theirs, ours)]
     parameters = {
         name: normal(3, *value.shape, device=device) for name, value in layers[0].state_dict().items()

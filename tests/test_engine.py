@@ -181,7 +181,8 @@ def test_a_message_is_repeated_only_for_the_visits_that_are_computed():
     lanes = begin(study)
     message = lanes.server.z.x[0].nbytes
     assert peak_bytes(lambda: first_visits(study, lanes)) < 4 * message  # and there are 24 visits
-    assert study.ask._need(*first_visits(study, lanes)) > 2 * message  # what comes and what goes
+    task, extent, visits = first_visits(study, lanes)
+    assert study.ask._need(task, extent, lambda: visits) > 2 * message  # what comes and what goes
 
 
 def first_visits(study, lanes, phase=0):
@@ -252,7 +253,8 @@ def test_longer_walks_are_given_more_memory():
     needs = []
     for K in (2, 2000):
         study = fs.make_study(problem, fs.CDMANC(0.01, 0.01, K=K), batch=10)
-        needs.append(study.ask._need(*first_visits(study, begin(study))))
+        task, extent, visits = first_visits(study, begin(study))
+        needs.append(study.ask._need(task, extent, lambda visits=visits: visits))
     assert needs[1] - needs[0] > 8 * 1998 * 10
 
 

@@ -24,7 +24,7 @@ SOURCE = ROOT / "src" / "fedsaddle"
 # Lower rooms know nothing of higher ones.
 FLOORS = [
     {"errors", "core", "draws", "projections"},
-    {"problem", "fleet", "checks", "networks", "data", "scores", "judges", "pictures"},
+    {"problem", "fleet", "checks", "convolutions", "networks", "data", "scores", "judges", "pictures"},
     {"faults", "merges", "history"},
     {"algorithms", "problems"},
     {"engine"},

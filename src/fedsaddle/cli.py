@@ -34,6 +34,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.data import sources
 from fedsaddle.engine import machine
 from fedsaddle.engine.course import Stop
+from fedsaddle.engine.tapes import Tapes, cores
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import FLEETS
 from fedsaddle.problems import PROBLEMS
@@ -342,6 +343,8 @@ def _execute(run_folder: RunFolder, quiet: bool, checkpoint_seconds: float) -> N
 
     plan, asked = run_folder.plan, _until_asked()
     machine.prepare(*(plan.resolved[key] for key in ("threads", "tf32", "deterministic")))
+    if not quiet:
+        print(f"engine: {_engine(plan)}", file=sys.stderr)
 
     def go(watch: Watch) -> None:
         execute(run_folder, TensorBoard(run_folder.path, plan, watch), asked, checkpoint_seconds)
@@ -351,6 +354,15 @@ def _execute(run_folder: RunFolder, quiet: bool, checkpoint_seconds: float) -> N
     else:
         with _bars() as progress:
             go(Bars(plan, progress))
+
+
+def _engine(plan: Plan) -> str:
+    """How clients are asked, and by how many threads at once."""
+    name, device, threads = (plan.resolved[key] for key in ("engine", "device", "threads"))
+    graphs = next(iter(plan.studies.values())).graphs
+    many = graphs.workers if isinstance(graphs, Tapes) else 1
+    workers = f"{many} workers on {cores()} cores, " if many > 1 else ""
+    return f"{name} on {device} ({workers}{threads} thread{'s' * (threads > 1)}{' each' * (many > 1)})"
 
 
 def _report(path: Path, quiet: bool) -> bool:

@@ -2,7 +2,8 @@
 
 Under vmap, PyTorch makes one grouped convolution of many with weights of their own, and its libraries compute
 that group by group. Here, on a GPU, the windows of all groups are laid out as one batch of matrices and
-multiplied in one call.
+multiplied in one call. A CPU does the same where a picture has few channels, which would not fill its
+vectors; there the places of a window come first, so that long rows are copied.
 
 Three operations are the derivatives of one another. Each takes tensors whose first dimension is the group;
 vmap makes that one longer, so any nesting of maps is one call.
@@ -14,6 +15,7 @@ vmap makes that one longer, so any nesting of maps is one call.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -48,13 +50,45 @@ def _listed(y: Tensor) -> Tensor:
     return y.permute(0, 1, 3, 4, 2).reshape(len(y), -1, y.shape[2])
 
 
-def _pays(tensor: Tensor) -> bool:
-    """Whether one call for all groups is worth its windows.
+def _columns(x: Tensor, grid: Grid) -> Tensor:
+    """(group, row, channel, height, width) -> (group, channel x side x side, window)."""
+    side, stride, margin = grid[:3]
+    x = pad(x, (margin,) * 4) if margin else x
+    seen = x.unfold(3, side, stride).unfold(4, side, stride).permute(0, 2, 5, 6, 1, 3, 4)
+    return seen.reshape(len(x), x.shape[2] * side * side, -1)
 
-    On an H200 they take 1.5 times as long as cuDNN for 8 groups of LeNet5, and a sixth of its time for 512. A
-    CPU goes group by group anyway.
+
+def _added_up(columns: Tensor, grid: Grid, windows: tuple[int, int, int]) -> Tensor:
+    """The columns where they came from, added up where windows overlap: along rows, then along columns."""
+    side, stride, margin, height, width = grid
+    (rows, down, across), groups = windows, len(columns)
+    parts = columns.view(groups, -1, side, side, rows, down, across)
+    channels, wide, high = parts.shape[1], width + 2 * margin, height + 2 * margin
+    bands = columns.new_zeros(groups, channels, side, rows, down, wide)
+    for at in range(side):
+        bands[..., at : at + (across - 1) * stride + 1 : stride].add_(parts[:, :, :, at])
+    whole = columns.new_zeros(groups, channels, rows, high, wide)
+    for at in range(side):
+        whole[..., at : at + (down - 1) * stride + 1 : stride, :].add_(bands[:, :, at])
+    return whole[..., margin : margin + height, margin : margin + width].transpose(1, 2)
+
+
+def _joined(y: Tensor) -> Tensor:
+    """(group, row, channel, down, across) -> (group, channel, window)."""
+    return y.transpose(1, 2).flatten(2)
+
+
+def _pays(on_gpu: bool, groups: int, rows: int, channels: int, grid: Grid) -> bool:
+    """Whether windows are worth their memory, for so many pictures in each group.
+
+    On an H200 they take 1.5 times as long as cuDNN for 8 groups of LeNet5, and a sixth of its time for 512.
+    On a CPU they pay if the channels of a picture would not fill a vector and a group's windows stay near.
     """
-    return tensor.is_cuda and len(tensor) > 16
+    if on_gpu:
+        return groups > 16
+    side, stride, margin = grid[:3]
+    windows = math.prod((size + 2 * margin - side) // stride + 1 for size in (grid.height, grid.width))
+    return channels < 16 and rows * windows * channels * side * side <= 1 << 22
 
 
 def _beside(x: Tensor) -> Tensor:
@@ -90,11 +124,15 @@ class _Convolve(_Bilinear):
     @staticmethod
     def forward(x: Tensor, w: Tensor, grid: Grid) -> Tensor:
         groups = len(w)
-        if not _pays(w):
+        if not _pays(x.is_cuda, groups, x.shape[1], x.shape[2], grid):
             joined = conv2d(_beside(x), w.flatten(0, 1), None, grid.stride, grid.margin, groups=groups)
             return _apart(joined, groups)
-        y: Tensor = _windows(x, grid) @ w.flatten(2).mT
         down = (grid.height + 2 * grid.margin - grid.side) // grid.stride + 1
+        y: Tensor
+        if not w.is_cuda:
+            y = torch.bmm(w.flatten(2), _columns(x, grid)).unflatten(2, (x.shape[1], down, -1))
+            return y.transpose(1, 2)
+        y = _windows(x, grid) @ w.flatten(2).mT
         y = y.unflatten(1, (x.shape[1], down, -1))
         return y.permute(0, 1, 4, 2, 3)
 
@@ -125,11 +163,13 @@ class _Spread(_Bilinear):
     def forward(y: Tensor, w: Tensor, grid: Grid) -> Tensor:
         side, stride, margin, height, width = grid
         groups, rows, _, down, across = y.shape
-        if not _pays(w):
+        if not _pays(y.is_cuda, groups, rows, w.shape[2], grid):
             # Rows and columns at the end that no window reached.
             over = [(size + 2 * margin - side) % stride for size in (height, width)]
             joined = conv_transpose2d(_beside(y), w.flatten(0, 1), None, stride, margin, over, groups)
             return _apart(joined, groups)
+        if not w.is_cuda:
+            return _added_up(torch.bmm(w.flatten(2).mT, _joined(y)), grid, (rows, down, across))
         parts = (_listed(y) @ w.flatten(2)).reshape(groups, rows, down, across, w.shape[2], side, side)
         parts = parts.permute(0, 1, 4, 2, 3, 5, 6)
         head = parts.shape[:3]
@@ -166,13 +206,14 @@ class _Correlate(_Bilinear):
     def forward(x: Tensor, y: Tensor, grid: Grid) -> Tensor:
         groups = len(x)
         shape = (y.shape[2], x.shape[2], grid.side, grid.side)
-        if not _pays(x):
+        if not _pays(x.is_cuda, groups, x.shape[1], x.shape[2], grid):
             whole = (groups * shape[0], *shape[1:])
             joined: Tensor = conv2d_weight(
                 _beside(x), whole, _beside(y), grid.stride, grid.margin, groups=groups
             )
             return joined.reshape(groups, *shape)
-        w: Tensor = _listed(y).mT @ _windows(x, grid)
+        on_gpu = x.is_cuda
+        w = _listed(y).mT @ _windows(x, grid) if on_gpu else torch.bmm(_joined(y), _columns(x, grid).mT)
         return w.reshape(groups, *shape)
 
     @staticmethod
@@ -201,3 +242,61 @@ class ConvTranspose2d(nn.ConvTranspose2d):
         height, width = ((size - 1) * stride + side - 2 * margin for size in y.shape[2:])
         x: Tensor = _Spread.apply(y[None], self.weight[None], Grid(side, stride, margin, height, width))[0]
         return x if self.bias is None else x + self.bias[:, None, None]
+
+
+def _corners(x: Tensor) -> list[Tensor]:
+    return [x[..., ::2, ::2], x[..., ::2, 1::2], x[..., 1::2, ::2], x[..., 1::2, 1::2]]
+
+
+class _Halve(torch.autograd.Function):
+    """The largest of each 2 x 2 window."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        a, b, c, d = _corners(x)
+        return torch.maximum(torch.maximum(a, b), torch.maximum(c, d))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return _Unhalve.apply(g, *ctx.saved_tensors)
+
+
+class _Unhalve(torch.autograd.Function):
+    """Its gradient, which goes to the first of the largest, as PyTorch's does."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(g: Tensor, x: Tensor) -> Tensor:
+        a, b, c, d = _corners(x)
+        where_positive = torch.ops.aten.threshold_backward  # its first, where its second is positive, or zero
+        below = where_positive(g, torch.maximum(c, d) - torch.maximum(a, b), 0)
+        above = g - below
+        right, low_right = where_positive(above, b - a, 0), where_positive(below, d - c, 0)
+        back = torch.empty_like(x)
+        parts = (above - right, right, below - low_right, low_right)
+        for place, part in zip(_corners(back), parts, strict=True):
+            place.copy_(part)
+        return back
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        pass
+
+
+class MaxPool2d(nn.MaxPool2d):
+    """PyTorch's, by comparing four slices on a CPU, where walking through windows is slow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        halves = (self.kernel_size, self.stride, self.padding, self.dilation) == (2, 2, 0, 1)
+        if x.is_cuda or not halves or x.shape[-1] % 2 or x.shape[-2] % 2:
+            found: Tensor = super().forward(x)
+            return found
+        halved: Tensor = _Halve.apply(x)
+        return halved

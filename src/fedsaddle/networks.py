@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from fedsaddle.convolutions import Conv2d, ConvTranspose2d
+from fedsaddle.convolutions import Conv2d, ConvTranspose2d, MaxPool2d
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Network:
 def lenet5(outputs: int = 1) -> nn.Module:
     """LeNet5 for 28 x 28 grey images: 44,426 parameters with ten outputs."""
     return nn.Sequential(
-        Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
-        Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        Conv2d(1, 6, 5), nn.ReLU(), MaxPool2d(2),
+        Conv2d(6, 16, 5), nn.ReLU(), MaxPool2d(2),
         nn.Flatten(), nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, outputs),
     )  # fmt: skip
 
@@ -57,8 +57,8 @@ def lenet5(outputs: int = 1) -> nn.Module:
 def cifar_cnn(outputs: int = 1) -> nn.Module:
     """A small network for 32 x 32 colour images: 122,570 parameters with ten outputs."""
     return nn.Sequential(
-        Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
-        Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+        Conv2d(3, 32, 3), nn.ReLU(), MaxPool2d(2),
+        Conv2d(32, 64, 3), nn.ReLU(), MaxPool2d(2),
         Conv2d(64, 64, 3), nn.ReLU(),
         nn.Flatten(), nn.Linear(1024, 64), nn.ReLU(), nn.Linear(64, outputs),
     )  # fmt: skip
@@ -133,8 +133,8 @@ def mnist_discriminator() -> nn.Module:
     """Whether a 28 x 28 grey picture is real, as a logit: 1,102,721 parameters."""
     return _xavier(
         Layers(
-            Conv2d(1, 32, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2),
-            Conv2d(32, 64, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2),
+            Conv2d(1, 32, 5), nn.LeakyReLU(0.01), MaxPool2d(2),
+            Conv2d(32, 64, 5), nn.LeakyReLU(0.01), MaxPool2d(2),
             nn.Flatten(), nn.Linear(1024, 1024), nn.LeakyReLU(0.01), nn.Linear(1024, 1),
         )
     )  # fmt: skip

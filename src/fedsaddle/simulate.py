@@ -20,6 +20,7 @@ from fedsaddle.core import Algorithm, Pair, Range
 from fedsaddle.engine.course import Row, Stop, course
 from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.rounds import Ask, Event, Study, points
+from fedsaddle.engine.tapes import Tapes
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.errors import BadInput, check_count, check_memory, check_seed, shown
 from fedsaddle.faults import Faults
@@ -142,12 +143,18 @@ def make_study(
         cohorts,
         ask,
         place,
-        Graphs() if place.type == "cuda" and isinstance(ask, Vectorised) else None,
+        _recorder(ask, place),
         tuple(name for name in called for _ in seeds),
         merge or MEAN,
         faults,
         checks,
     )
+
+
+def _recorder(ask: Ask, device: torch.device) -> Graphs | Tapes | None:
+    if device.type == "cuda":
+        return Graphs() if isinstance(ask, Vectorised) else None
+    return Tapes() if type(ask) is Vectorised else None  # another may do what no tape can tell
 
 
 def device_named(name: str) -> torch.device:

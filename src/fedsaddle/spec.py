@@ -340,6 +340,7 @@ class _Bench:
             if found[key] == Experiment.model_fields[key].default:
                 del found[key]
         found |= {"seeds": self.seeds, "device": self.visits_on, "algorithms": algorithms}
+        found["engine"] = "vectorised" if self.checked.engine == "auto" else self.checked.engine
         for place, part in (("problem", self.problem), ("fleet", self.fleet)):
             found[place] |= getattr(part, "pinned", {})  # the files it reads, by their places and hashes
         return found

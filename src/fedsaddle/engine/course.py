@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fedsaddle.engine.accounting import Content
+from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.rounds import Event, Lanes, Study, begin, play, points, which
 from fedsaddle.history import Told
 from fedsaddle.problem import Measured, floats
@@ -58,7 +59,7 @@ def traffic(study: Study, lanes: Lanes, lane: int) -> Counter[Flow]:
 def metrics_at(study: Study, lanes: Lanes, some: list[int]) -> dict[int, dict[str, float]]:
     """Where these lanes are. A GPU works on all of them before it is asked for a number."""
     everywhere, problem, graphs = points(lanes.server), study.problem, study.graphs
-    if graphs is None or not isinstance(problem, Measured):
+    if not isinstance(graphs, Graphs) or not isinstance(problem, Measured):
         return {lane: problem.evaluate(everywhere[lane]) for lane in some}
     found = {lane: graphs("metrics", problem.measure, everywhere[lane]) for lane in some}
     return {lane: floats(metrics) for lane, metrics in found.items()}

@@ -23,6 +23,7 @@ from fedsaddle.core import Algorithm, Message, Pair, Phase, Remembers, Turn
 from fedsaddle.engine.accounting import Postage, floats_down, floats_up, kinds_up
 from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.loop import Loop
+from fedsaddle.engine.tapes import Tapes
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.engine.visits import Extent, Task, Visits, projected
 from fedsaddle.errors import BadInput
@@ -94,7 +95,7 @@ class Study:
     cohorts: Literal["another", "same"]  # whether the phases of a round invite the same clients
     ask: Ask
     device: torch.device = CPU
-    graphs: Graphs | None = None  # if given, phases are recorded and replayed
+    graphs: Graphs | Tapes | None = None  # if given, phases are recorded and replayed
     names: tuple[str, ...] = ()  # of each lane's setting: what its rows are filed under
     merge: Merge = MEAN
     faults: Faults | None = None  # that are injected
@@ -473,10 +474,18 @@ def exchange(
     limits = {} if study.checks is None else bounds(study.checks.norm, study.kinds[number])
     looked_at = study.faults is not None or study.checks is not None
 
-    def work(inputs: dict[str, Any]) -> dict[str, Any]:
-        server, calls, kept = inputs["server"], inputs["calls"], inputs.get("kept")
-        visits = visits_of(study, number, send(study, server, number), calls, kept)
-        answers = study.ask(study.task(number), extent, visits)
+    vectorised, graphs, task = study.ask, study.graphs, study.task(number)
+
+    def visits_in(inputs: dict[str, Any]) -> Visits:
+        down = send(study, inputs["server"], number)
+        return visits_of(study, number, down, inputs["calls"], inputs.get("kept"))
+
+    def ask(visits: Visits) -> dict[str, Any]:
+        return study.ask(task, extent, visits)
+
+    def work(inputs: dict[str, Any], ask: Callable[[Visits], dict[str, Any]] = ask) -> dict[str, Any]:
+        server, calls, visits = inputs["server"], inputs["calls"], visits_in(inputs)
+        answers = ask(visits)
         if "heard" in answers:
             return {"heard": answers["heard"]}
         up = answers.pop("up")
@@ -491,23 +500,32 @@ def exchange(
         return {"server": server, "finite": finite, **answers}
 
     inputs = {"server": server, "calls": calls} | ({} if kept is None else {"kept": kept})
-    ask, graphs = study.ask, study.graphs
     if graphs is None:
-        return ask.within_memory(lambda: work(inputs)) if isinstance(ask, Vectorised) else work(inputs)
-    real = len(calls.lane)
+        if isinstance(vectorised, Vectorised):
+            return vectorised.within_memory(lambda: work(inputs))
+        return work(inputs)
+    assert isinstance(vectorised, Vectorised)  # only that is recorded
+    real, most = len(calls.lane), len(study.seeds) * study.quorum.wanted
     extent = roomy(study.algorithm.phases()[number], extent, study.problem.federation.longest)
-    most = len(study.seeds) * study.quorum.wanted
-    visits = min(most, -(-real // max(8, most // 16)) * max(8, most // 16))
-    pad = torch.arange(visits, device=study.device).clamp(max=real - 1)  # the last visit again and again
-    inputs["calls"] = calls._replace(
-        lane=calls.lane[pad], client=calls.client[pad], corrupt=calls.corrupt[pad]
-    )
-    if kept is not None:
-        inputs["kept"] = Pair(kept.x[pad], kept.y[pad])
-    assert isinstance(ask, Vectorised)  # only that is recorded
-    after: dict[str, Any] = ask.within_memory(
-        lambda: graphs((number, extent, visits), work, inputs), graphs.forget
-    )
+
+    def recorded() -> dict[str, Any]:
+        piece = max(8, most // 16)
+        if isinstance(graphs, Tapes):
+            piece = vectorised.piece(task, extent, lambda: visits_in(inputs), most, graphs.workers)
+        visits = -(-real // piece) * piece
+        visits = visits if isinstance(graphs, Tapes) else min(most, visits)
+        pad = torch.arange(visits, device=study.device).clamp(max=real - 1)  # the last visit again and again
+        lane, client, corrupt = (values[pad] for values in (calls.lane, calls.client, calls.corrupt))
+        own = {**inputs, "calls": calls._replace(lane=lane, client=client, corrupt=corrupt)}
+        if kept is not None:
+            own["kept"] = Pair(kept.x[pad], kept.y[pad])
+        if isinstance(graphs, Tapes) and piece < visits:
+            shape = (number, extent, piece)
+            return work(own, lambda visits: graphs.pieces(shape, ask, visits, piece))
+        found: dict[str, Any] = graphs((number, extent, visits), work, own)
+        return found
+
+    after = vectorised.within_memory(recorded, graphs.forget)
     if "verdict" in after:
         after["verdict"] = after["verdict"][:real]
     if "keep" in after:

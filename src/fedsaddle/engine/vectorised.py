@@ -16,6 +16,9 @@ from fedsaddle.engine.visits import Extent, Given, Task, Visits, answer, batch_r
 from fedsaddle.errors import BadInput
 
 T = TypeVar("T")
+CPU = torch.device("cpu")
+SMALL, PIECE = 8 << 20, 32 << 20  # bytes that visits hold which are asked all at once, or piece by piece
+SHARES = 4  # pieces, at least, of what is not small
 SHORT = (3, 5)  # steps of the walks whose memory is measured
 
 
@@ -35,12 +38,28 @@ class Vectorised:
     def __call__(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
         count, extent = len(visits), extent._replace(ahead=True)
         self._at_once, limit = 1, self.limit(visits.key.device)  # one at a time while its need is measured
-        need = self._need(task, extent, visits)
+        need = self._need(task, extent, lambda: visits)
         at_once = max(1, min(count, limit // need))
         self._at_once, self._held = at_once, at_once * need
         answers = [self._ask(task, extent, visits.part(at, at + at_once)) for at in range(0, count, at_once)]
         stacked: dict[str, Any] = tree_map(lambda *chunks: torch.cat(chunks), *answers)
         return stacked
+
+    def piece(self, task: Task, extent: Extent, visits: Callable[[], Visits], most: int, workers: int) -> int:
+        """How many of at most so many visits a thread should ask at once, on a CPU.
+
+        All of them, if they are small: then Python and the interpreter are what takes time. Otherwise few
+        enough to stay near the caches and to give every core its share. The number of workers does not
+        matter, unless memory is short, so that it does not move a bit.
+        """
+        self._at_once = 1  # while the need of one is measured
+        need = self._need(task, extent._replace(ahead=True), visits)
+        step, _ = self._needs[task.phase, extent.rows]  # of a short walk: of a few steps
+        near = most if most * step <= SMALL else min(PIECE // step, most // SHARES)
+        fit = max(1, min(near, self.limit(CPU) // workers // need))
+        piece = most if fit == most else 1 << fit.bit_length() - 1  # cohorts are often divided by 2, 4 or 8
+        self._at_once, self._held = piece, piece * need * workers
+        return piece
 
     def limit(self, device: torch.device) -> int:
         """What may be held at a time, in bytes."""
@@ -91,7 +110,7 @@ class Vectorised:
         result: dict[str, Any] = torch.func.vmap(one)(batch_rows(task, extent, given), given)
         return result
 
-    def _need(self, task: Task, extent: Extent, visits: Visits) -> int:
+    def _need(self, task: Task, extent: Extent, visits: Callable[[], Visits]) -> int:
         """The memory of one visit, measured once for each phase by asking one client alone.
 
         It holds what its client is given, and grows with the walk: its rows, and the gradients that are
@@ -99,7 +118,7 @@ class Vectorised:
         """
         kind = (task.phase, extent.rows)
         if kind not in self._needs:
-            first = visits.part(0, 1)
+            first = visits().part(0, 1)
             short, longer = (
                 peak_bytes(lambda: self._ask(task, extent._replace(steps=min(steps, extent.steps)), first))  # noqa: B023
                 for steps in SHORT

@@ -192,7 +192,10 @@ class AUC(Measured):
 
     def scores(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The score of each row, between 0 and 1."""
-        outputs = self.model(x[:-2], scaled(inputs))
+        return self._scores(x[:-2], inputs)
+
+    def _scores(self, weights: Tensor, inputs: Tensor) -> Tensor:
+        outputs = self.model(weights, scaled(inputs))
         if self.scoring == "sigmoid":
             return torch.sigmoid(outputs[:, 0])
         # The authors' release scores by the second of ten classes, after a ReLU on LeNet's outputs. If all
@@ -212,8 +215,9 @@ class AUC(Measured):
         return squares + 2 * (1 + alpha) * s * (p * zero - (1 - p) * one) - p * (1 - p) * alpha**2
 
     def loss(self, z: Pair, xi: Batch) -> Tensor:
-        s = self.scores(z.x, xi.rows["input"])
-        return xi.mean(self.objective(s, xi.rows["positive"], z.x[-2], z.x[-1], z.y[0]))
+        weights, a, b = z.x.split([self.model.size, 1, 1])  # in one go, whose gradient is one copy
+        s = self._scores(weights, xi.rows["input"])
+        return xi.mean(self.objective(s, xi.rows["positive"], a, b, z.y))
 
     def best_alpha(self, s: Tensor, positive: Tensor) -> Tensor:
         """The maximiser of F over all rows: the mean score of the negatives less that of the positives."""

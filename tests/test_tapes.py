@@ -1,0 +1,178 @@
+"""A tape replays what was recorded to the last bit, and what depends on values is not recorded."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import fedsaddle as fs
+from fedsaddle.engine import tapes, vectorised
+from fedsaddle.engine.rounds import begin, play, points
+from fedsaddle.problems import AUC
+from zoo import ALGORITHMS, quadratic
+
+QUORUM = fs.Quorum(invite=6, enough=4, minimum=2, deadline=30.0, grace=10.0)
+
+
+def run(problem, algorithm, rounds=3, **settings):
+    study = fs.make_study(
+        problem, algorithm, seeds=(0, 1), quorum=QUORUM, fleet=fs.Latency(dropout=0.4), batch=2, **settings
+    )
+    lanes = begin(study)
+    for round in range(rounds):
+        lanes, _ = play(study, lanes, round)
+    return study, lanes
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Record a computation when it is first needed."""
+    monkeypatch.setattr(tapes, "PATIENCE", 0)
+
+
+def assert_same(one, other, tolerance=0.0):
+    for z, w in zip(points(one.server), points(other.server), strict=True):
+        torch.testing.assert_close(z, w, rtol=tolerance, atol=tolerance)
+    assert one.completed == other.completed
+    if one.memory is not None:
+        torch.testing.assert_close(one.memory, other.memory, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_replay_gives_the_bits_of_the_computation(name, monkeypatch):
+    _, plain = run(quadratic(), ALGORITHMS[name])
+    monkeypatch.setattr(tapes, "PATIENCE", 0)
+    study, taped = run(quadratic(), ALGORITHMS[name])
+    assert all(isinstance(tape, tapes.Tape) for tape in study.graphs._tapes.values())
+    assert_same(taped, plain)
+
+
+@pytest.mark.parametrize("pieces", [1, 1 << 14])
+@pytest.mark.parametrize("name", ["cdma-ada", "codasca", "catalyst-scaffold-s"])
+def test_the_number_of_threads_does_not_move_a_bit(name, pieces, monkeypatch, at_once):
+    monkeypatch.setattr(vectorised, "SMALL", 0)
+    monkeypatch.setattr(vectorised, "PIECE", pieces)  # one visit at a time, and two
+    found = []
+    for cores in (1, 3):
+        monkeypatch.setattr(tapes, "cores", lambda cores=cores: cores * torch.get_num_threads())
+        study, lanes = run(quadratic(), ALGORITHMS[name])
+        assert study.graphs.workers == cores
+        found.append(lanes)
+    assert_same(*found)
+    assert_same(found[0], run(quadratic(), ALGORITHMS[name], ask=fs.Loop())[1], 1e-10)
+
+
+@pytest.mark.parametrize("small", [0, 1 << 30])
+def test_a_network_with_convolutions(small, monkeypatch, at_once):
+    """As LeNet, in float64, where rounding does not choose another maximum."""
+    problem = Pictures()
+    monkeypatch.setattr(vectorised, "SMALL", small)
+    for name in ("cdma-nc", "cdma-ada"):
+        study, taped = run(problem, ALGORITHMS[name])
+        assert all(isinstance(tape, tapes.Tape) for tape in study.graphs._tapes.values())
+        assert_same(taped, run(problem, ALGORITHMS[name], ask=fs.Loop())[1], 1e-9)
+
+
+class Pictures:
+    """Least squares of a small network's outputs; y shifts them."""
+
+    def __init__(self):
+        from torch import nn
+
+        from fedsaddle.convolutions import Conv2d, MaxPool2d
+        from fedsaddle.networks import Network
+
+        self.network = Network(
+            lambda: nn.Sequential(
+                Conv2d(1, 3, 3), nn.ReLU(), MaxPool2d(2), Conv2d(3, 4, 2), nn.LeakyReLU(), MaxPool2d(2),
+                nn.Flatten(), nn.Linear(4, 1),
+            ).double()
+        )  # fmt: skip
+        source = torch.Generator().manual_seed(0)
+        rows = {
+            "input": torch.randn(40, 1, 8, 8, generator=source, dtype=torch.float64),
+            "b": torch.randn(40, generator=source, dtype=torch.float64),
+        }
+        self.federation = fs.problem.Federation(rows, torch.tensor([2, 3, 4, 5, 6, 3, 2, 4, 5, 6]))
+
+    def init(self, seed):
+        return fs.Pair(self.network.init(seed), torch.zeros(1, dtype=torch.float64))
+
+    def loss(self, z, xi):
+        outputs = self.network(z.x, xi.rows["input"])[:, 0]
+        return xi.mean((outputs + z.y - xi.rows["b"]) ** 2) - z.y[0] ** 2
+
+    def evaluate(self, z):
+        return {"norm": float(z.x.norm())}
+
+
+def record(work, *inputs):
+    return tapes.record(lambda inputs: work(*inputs), inputs)
+
+
+X = torch.tensor([1.0, -2.0, 3.0])
+
+
+def test_what_depends_on_values_is_not_recorded():
+    assert record(lambda x: x * 2, X) is not None
+    assert record(lambda x: x[x > 0].sum(), X) is None
+    assert record(lambda x: x * 2 if x.sum() > 0 else x, X) is None
+    fixed = torch.tensor([True, False, True])
+    assert record(lambda x: x * (2 if fixed.any() else 1), X) is not None
+
+
+def test_what_is_too_long_is_not_recorded(monkeypatch):
+    monkeypatch.setattr(tapes, "LONGEST", 3)
+    assert record(lambda x: x + 1 + 1 + 1, X) is not None
+    assert record(lambda x: x + 1 + 1 + 1 + 1, X) is None
+
+
+def written(x):
+    found = torch.zeros(3)
+    view = found[1:]
+    view += x[1:]
+    again = torch.zeros(3)
+    again[:1] = 7
+    return found, again, found[None].squeeze_(0) * 2
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        written,
+        lambda x: (x, x),
+        lambda x: torch.ones(2),
+        lambda x: (1 - x, 2 / x, x.long() // 2, 7 // x.long(), (x > 0) * 2, (x > 0) * 2.5, x.long() * 0.5),
+        lambda x: torch.where(x > 0, 1.0, x.double()),
+        lambda x: (torch.stack([x, x + 1, x + 1]), x.split([1, 2]), x[[2, 0]], x.sum(()), x.to(torch.int32)),
+        lambda x: torch.func.grad(lambda w: (torch.cat([w[:1], w[1:]]) ** 2).sum())(x),
+    ],
+)
+def test_a_replay_computes_anew(work):
+    tape = record(work, X)
+    for other in (X, torch.tensor([-4.0, 5.0, 1.5]), X):
+        torch.testing.assert_close(tape((other,)), work(other), rtol=0.0, atol=0.0, check_dtype=True)
+
+
+def test_an_input_may_come_twice():
+    tape = tapes.record(lambda pair: pair[0] - 2 * pair[1], (X, X))
+    assert torch.equal(tape((X, X + 1)), X - 2 * (X + 1))
+
+
+def test_a_tape_is_short():
+    """Nothing is done twice, or without need, or that is known beforehand."""
+    recorder = tapes.Recorder([X])
+    with recorder:
+        known = torch.arange(3) * 2
+        unused = (X * 5).exp()  # noqa: F841
+        result = (X * 3 + known) + (X * 3 + known)
+    steps, constants, _ = tapes.shortened(recorder, [recorder.slot(result)])
+    assert [step.operation._schema.name for step in steps] == ["aten::mul", "aten::add", "aten::add"]
+    assert len(constants) == 1
+
+
+def test_shipped_networks_are_recorded(at_once):
+    problem = AUC(clients=20, network="mlp")
+    study, _ = run(problem, dataclasses.replace(ALGORITHMS["cdma-ada"], K=2), rounds=1)
+    assert study.graphs._tapes
+    assert all(isinstance(tape, tapes.Tape) for tape in study.graphs._tapes.values())
