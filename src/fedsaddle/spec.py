@@ -307,12 +307,34 @@ class _Bench:
         return found
 
 
-def _prepare(experiment: str, given: dict[str, Any], settings: Sequence[str]) -> _Bench:
+def _shrink(tables: dict[str, Any], clients: int) -> None:
+    """Change an experiment to one with so many clients, of which a quorum asks no more than there are."""
+    check_count("clients", clients)
+    tables["problem"] = {**_table(tables, "problem"), "clients": clients}
+    quorum = {"invite": 8, **_table(tables, "quorum")}
+    asking = [quorum, *(rule for rule in _table(tables, "algorithms").values() if isinstance(rule, dict))]
+    for table in asking:
+        for key in {"invite", "enough", "minimum"} & table.keys():
+            if isinstance(table[key], int):
+                table[key] = min(table[key], clients)
+    tables["quorum"] = quorum
+
+
+def _table(tables: dict[str, Any], key: str) -> dict[str, Any]:
+    found = tables.get(key, {})
+    return found if isinstance(found, dict) else {}
+
+
+def _prepare(
+    experiment: str, given: dict[str, Any], settings: Sequence[str], clients: int | None = None
+) -> _Bench:
     """A checked experiment, up to its algorithms."""
     tables = _read(experiment)
     tables |= {key: value for key, value in given.items() if value is not None}
     for assignment in settings:
         _set(tables, assignment)
+    if clients is not None:
+        _shrink(tables, clients)
     try:
         checked = Experiment.model_validate(tables)
     except ValidationError as error:
@@ -358,10 +380,11 @@ def load(
     engine: str | None = None,
     device: str | None = None,
     settings: Sequence[str] = (),
+    clients: int | None = None,
 ) -> Plan:
-    """A checked, resolved experiment, ready to run."""
+    """A checked, resolved experiment, ready to run. Given `clients`, with so many and smaller quorums."""
     given = {"rounds": rounds, "seeds": seeds, "engine": engine, "device": device}
-    bench = _prepare(experiment, given, settings)
+    bench = _prepare(experiment, given, settings, clients)
     tables, K = bench.checked.algorithms, bench.checked.K
     wanted = list(dict.fromkeys(algorithms)) or list(tables)
     for label in wanted:

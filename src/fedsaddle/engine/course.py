@@ -70,8 +70,16 @@ def evaluate(study: Study, lanes: Lanes, round: int) -> tuple[list[Row], list[Ev
     return rows, events
 
 
+Play = Callable[[Study, Lanes, int], tuple[Lanes, list[Event]]]  # one round, simulated or real
+
+
 def course(
-    study: Study, rounds: int, every: int, start: Stop | None = None, prune: Prune | None = None
+    study: Study,
+    rounds: int,
+    every: int,
+    start: Stop | None = None,
+    prune: Prune | None = None,
+    play: Play = play,
 ) -> Iterator[Stop]:
     """Stop after every round, having evaluated at the beginning, every `every` rounds and at the end.
 
