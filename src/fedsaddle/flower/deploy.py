@@ -24,12 +24,12 @@ from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
 from flwr.serverapp import Grid
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
 
 from fedsaddle.engine import machine
 from fedsaddle.errors import BadInput
 from fedsaddle.flower import keys, link
 from fedsaddle.flower.client import Site, client_app
+from fedsaddle.flower.grid import PromptGrid
 from fedsaddle.flower.node import Address, App, attend
 from fedsaddle.flower.server import Deployment, Roll, server_app
 from fedsaddle.flower.supervise import Child, Family, asked_to_end
@@ -170,7 +170,7 @@ def _server(server: Server, nodes: dict[int, int], socket: Path, token: str) -> 
     """The ServerApp's process: what Flower's own runner does, with our app."""
     asked = server.asked()
     client = link.runtime_client(socket, token)
-    grid = HttpGrid(insecure=True, token=token)
+    grid = PromptGrid(token)
     grid._client = client
     heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heart.start()
@@ -272,6 +272,7 @@ def local(server: Server, clients: list[int], poll: float) -> int:
     public = f"{server.address[0]}:{server.address[1]}"
     family, threads = Family(), server.plan.resolved["threads"]
     children: dict[int, Child] = {}
+    largest = Site(server.plan, clients[0], folder).largest
 
     def start(client: int) -> None:
         site = Site(server.plan, client, folder / f"client-{client}")
@@ -280,7 +281,7 @@ def local(server: Server, clients: list[int], poll: float) -> int:
         address, app = Address(public, ca, key), client_app(site)
         children[client] = family.start(
             f"client {client}",
-            lambda: node(app, address, site.largest, poll, threads),
+            lambda: node(app, address, largest, poll, threads),
             site.folder / "node.log",
         )
 

@@ -30,6 +30,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 App = Callable[[Message, Context], Message]
 
 ROOM = 1 << 20  # bytes of a message beside its floats
+PATIENCE = 300.0  # seconds for a message's contents to follow its envelope
 LONGEST = 400  # characters of a reason
 
 
@@ -64,6 +65,9 @@ def attend(app: App, address: Address, largest: int, poll: float) -> None:
                     _bounded(partial(pull_object, run), 2 * largest + ROOM),
                     partial(confirm, run),
                     return_type=Message,
+                    initial_backoff=0.05,
+                    backoff_cap=1.0,
+                    max_time=PATIENCE,
                 )
                 message.metadata.__dict__["_message_id"] = tree.object_id  # it is not part of the content
                 began = time.monotonic()
