@@ -37,6 +37,7 @@ from fedsaddle.engine.course import Play, Stop
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import FLEETS
 from fedsaddle.problems import PROBLEMS
+from fedsaddle.replay import replay_run
 from fedsaddle.report import findings, read_runs, spread, write_report
 from fedsaddle.report.sweeps import CHOSEN_BY_TEST, families_of, winners_toml
 from fedsaddle.runs import Interrupted, Plan, RunFolder, Watch, execute, write_atomically
@@ -45,6 +46,7 @@ from fedsaddle.sweep import score
 
 if TYPE_CHECKING:
     from fedsaddle.flower import deploy
+    from fedsaddle.flower.server import Deployment
 
 BAD_INPUT, ALL_DIVERGED, INTERRUPTED = 2, 3, 130
 
@@ -206,6 +208,7 @@ Engine = Annotated[str | None, typer.Option(help="auto, vectorised or loop.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 Out = Annotated[Path | None, typer.Option("--out", help="The run's folder.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")]
+Write = Annotated[bool, typer.Option("--history", help="Write down what became of every invitation.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Seconds = Annotated[float, typer.Option(help="Make a checkpoint at most so often.")]
 
@@ -219,6 +222,7 @@ def run(
     set_: Set = None,
     engine: Engine = None,
     device: Device = None,
+    history: Write = False,
     folder: Out = None,
     resume: Resume = False,
     quiet: Quiet = False,
@@ -233,6 +237,7 @@ def run(
         seeds=seeds,
         engine=engine,
         device=device,
+        history=history or None,
         settings=set_ or [],
     )
     path = _place(plan, folder)
@@ -415,6 +420,25 @@ def report(
     print(f"report   {write_report(found, place)}")
 
 
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="The folder of a run that has written its history.")],
+    tolerance: Annotated[
+        float | None, typer.Option(help="What a parameter may differ by, relative to 1 + its size.")
+    ] = None,
+    engine: Engine = None,
+    device: Device = None,
+) -> None:
+    """Run a run's history again in the simulator, and say whether it comes to the same."""
+    if tolerance is not None and not tolerance >= 0:
+        raise BadInput(f"--tolerance must be at least 0, got {tolerance}")
+    agreed = True
+    for one in replay_run(run, tolerance=tolerance, engine=engine, device=device):
+        print(one)
+        agreed &= one.agrees
+    raise typer.Exit(0 if agreed else 1)
+
+
 @app.command("list")
 def list_() -> None:
     """Show the experiments, algorithms, problems and fleets there are."""
@@ -512,7 +536,13 @@ def serve(
 
     chosen = _check_options(algorithm, folder, resume, 0)
     plan = load(
-        experiment, algorithms=chosen, rounds=rounds, seeds=seeds, engine="loop", settings=set_ or []
+        experiment,
+        algorithms=chosen,
+        rounds=rounds,
+        seeds=seeds,
+        engine="loop",
+        history=True,
+        settings=set_ or [],
     )
     path = _place(plan, folder)
     server = _server(plan, path, keys, deploy.parse_address(listen, "--listen"), resume, quiet)
@@ -585,6 +615,7 @@ def local(
         rounds=rounds,
         seeds=seeds,
         engine="loop",
+        history=True,
         settings=set_ or [],
         clients=nodes,
     )
@@ -597,10 +628,10 @@ def local(
 
 def _server(
     plan: Plan, path: Path, keys: Path, address: tuple[str, int], resume: bool, quiet: bool
-) -> "deploy.Server":
+) -> deploy.Server:
     from fedsaddle.flower import deploy
 
-    def work(deployment: "deploy.Deployment", again: bool) -> int:
+    def work(deployment: Deployment, again: bool) -> int:
         """In the ServerApp's process: the rounds, to an exit code."""
         try:
             _carry_out(plan, path, resume or again, quiet, 0, deployment.roll.asked, deployment.play)
@@ -611,7 +642,9 @@ def _server(
             return BAD_INPUT
         return 0
 
-    RunFolder(path, plan, resume).close()  # a folder that cannot be used is refused before anything is started
+    RunFolder(
+        path, plan, resume
+    ).close()  # a folder that cannot be used is refused before anything is started
     return deploy.Server(plan, path, keys, address, work, _until_asked)
 
 
@@ -620,7 +653,10 @@ def _after(code: int, path: Path, quiet: bool) -> None:
     if code in (0, ALL_DIVERGED) and not _report(path, quiet):
         code = ALL_DIVERGED
     if code == INTERRUPTED:
-        print(f"stopped; go on with the same command and: --out {shlex.quote(str(path))} --resume", file=sys.stderr)
+        print(
+            f"stopped; go on with the same command and: --out {shlex.quote(str(path))} --resume",
+            file=sys.stderr,
+        )
     raise typer.Exit(code)
 
 

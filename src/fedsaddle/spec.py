@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedsaddle import sweep as tuning
 from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.checks import Checks, Norms, check_norms
 from fedsaddle.core import Scalar
 from fedsaddle.data.tables import is_table
 from fedsaddle.engine.course import Prune
@@ -31,7 +32,9 @@ from fedsaddle.engine.loop import Loop
 from fedsaddle.engine.rounds import Study, begin
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.errors import BadInput, check_count, check_seed, shown, unknown
+from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Fleet, Quorum
+from fedsaddle.merges import MERGES, Merge
 from fedsaddle.problem import Problem
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.runs import Plan
@@ -62,6 +65,10 @@ class Experiment(BaseModel):
     problem: dict[str, Any]
     fleet: dict[str, Any] = {"model": "paper"}
     quorum: dict[str, Any] = {}
+    merge: dict[str, Any] = {}  # how answers become one: by itself their mean
+    checks: dict[str, Any] | None = None  # of answers, before they count
+    faults: dict[str, Any] | None = None  # that are injected
+    history: bool = False  # whether to write down what became of every invitation
     algorithms: dict[str, dict[str, Any]]
     sweep: dict[str, Any] = {}
 
@@ -175,6 +182,8 @@ WOULD_DO = {
     "sampling": "'uniform', 'size' or a list of weights",
     "rate": "a number, or a list with one for each client",
     "positive": "one of the labels",
+    "clip": "a number above 0, or a table with one for parameters, gradients or 'control variates'",
+    "norm": "a number above 0, or a table with one for parameters, gradients or 'control variates'",
 }
 
 
@@ -262,6 +271,16 @@ def _algorithm(label: str, table: dict[str, Any], K: int | None) -> tuple[Any, i
 
 
 @dataclass(frozen=True)
+class _Clip:
+    """The part of [merge] that does not depend on its rule."""
+
+    clip: Norms | None
+
+    def __post_init__(self) -> None:
+        check_norms("clip", self.clip)
+
+
+@dataclass(frozen=True)
 class _Bench:
     """All of an experiment but its algorithms: what every study of it shares."""
 
@@ -270,6 +289,9 @@ class _Bench:
     fleet: Fleet
     seeds: list[int]
     device: str
+    merge: Merge
+    checks: Checks | None
+    faults: Faults | None
 
     def study(self, settings: Mapping[str, tuple[Any, int | None]]) -> Study:
         """One study of settings, by name, that share their rule, their counts and how many they invite."""
@@ -290,6 +312,9 @@ class _Bench:
                 batch=checked.batch,
                 weights=weights,  # type: ignore[arg-type]
                 cohorts=checked.cohorts,
+                merge=self.merge,
+                checks=self.checks,
+                faults=self.faults,
                 # Each has its own, since it remembers how much memory this algorithm's visits need.
                 ask=Loop() if checked.engine == "loop" else Vectorised(memory),
                 device=self.device,
@@ -301,6 +326,9 @@ class _Bench:
         """The experiment as a run folder keeps it."""
         found = self.checked.model_dump()
         del found["sweep"]  # a run does not depend on it
+        for key in ("merge", "checks", "faults", "history"):  # unsaid, as in runs older than these keys
+            if found[key] == Experiment.model_fields[key].default:
+                del found[key]
         found |= {"seeds": self.seeds, "device": self.device, "algorithms": algorithms}
         for place, part in (("problem", self.problem), ("fleet", self.fleet)):
             found[place] |= getattr(part, "pinned", {})  # the files it reads, by their places and hashes
@@ -360,7 +388,15 @@ def _prepare(
     except BadInput as error:
         raise BadInput(f"fleet: {error}") from None
     seeds, device = parse_seeds(checked.seeds), str(device_named(checked.device))
-    return _Bench(checked, problem, fleet, seeds, device)
+    checks = None if checked.checks is None else _build(Checks, checked.checks, "checks")
+    faults = None if checked.faults is None else _build(Faults, checked.faults, "faults")
+    return _Bench(checked, problem, fleet, seeds, device, _merge(checked.merge), checks, faults)
+
+
+def _merge(table: dict[str, Any]) -> Merge:
+    rule, dials = _pick({"rule": "mean", **table}, "rule", "merge", MERGES)
+    clip: _Clip = _build(_Clip, {"clip": dials.pop("clip", None)}, "merge")
+    return Merge(_build(rule, dials, "merge"), clip.clip)
 
 
 def _check_label(label: str) -> None:
@@ -379,11 +415,12 @@ def load(
     seeds: str | None = None,
     engine: str | None = None,
     device: str | None = None,
+    history: bool | None = None,
     settings: Sequence[str] = (),
     clients: int | None = None,
 ) -> Plan:
     """A checked, resolved experiment, ready to run. Given `clients`, with so many and smaller quorums."""
-    given = {"rounds": rounds, "seeds": seeds, "engine": engine, "device": device}
+    given = {"rounds": rounds, "seeds": seeds, "engine": engine, "device": device, "history": history}
     bench = _prepare(experiment, given, settings, clients)
     tables, K = bench.checked.algorithms, bench.checked.K
     wanted = list(dict.fromkeys(algorithms)) or list(tables)
@@ -443,6 +480,7 @@ def load_sweep(
             keep = tuning.rungs(count, sweep.halving, bench.checked.rounds, every)
             prunes[key] = tuning.Halving(metric, study.names, keep)
     resolved = bench.resolved({label: own for family in families.values() for label, own in family.items()})
+    resolved.pop("history", None)  # of thousands of lanes nobody reads one
     resolved["sweep"] = {
         "by": metric,
         "by_test": by_test,

@@ -63,11 +63,13 @@ class Site:
             )
         return self._lanes[key]
 
-    @cached_property
-    def largest(self) -> int:
-        """The bytes of the largest message that any algorithm sends down."""
+    def prepare(self) -> int:
+        """Make one answer for nobody, which loads all that PyTorch needs for it; a process that is forked
+        then has it ready. The bytes of the largest message that any algorithm sends."""
         seeds = {name: study.seeds[0] for name, study in self.plan.studies.items()}
-        return max(size_of(like) for name, seed in seeds.items() for like in self.lane(name, seed).down)
+        lanes = [self.lane(name, seed) for name, seed in seeds.items()]
+        up, _ = lanes[0].answer(self.client, 0, 0, 0, lanes[0].down[0], lanes[0].blank(self.client))
+        return max(size_of(message) for message in (up, *(like for lane in lanes for like in lane.down)))
 
 
 @dataclass

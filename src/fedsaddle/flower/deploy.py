@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -25,6 +26,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedsaddle.core import Remembers
 from fedsaddle.engine import machine
 from fedsaddle.errors import BadInput
 from fedsaddle.flower import keys, link
@@ -70,12 +72,18 @@ def check(server: Server) -> dict[int, bytes]:
     keys.server_files(server.keys)
     public = keys.node_keys(server.keys)
     for name, study in server.plan.studies.items():
+        if study.faults is not None:
+            raise BadInput(
+                "faults are injected in the simulator only: leave [faults] out of what is deployed"
+            )
+        if isinstance(study.algorithm, Remembers) and len(study.algorithm.phases()) > 1:
+            raise BadInput(f"algorithms.{name}: clients that remember are deployed in one phase only")
         clients, wanted = len(study.problem.federation), study.quorum.wanted
         strangers = [number for number in public if number >= clients]
         if strangers:
             raise BadInput(
-                f"{server.keys}/nodes/node-{strangers[0]}.pub: the experiment has {clients} clients, 0 to {clients - 1}; "
-                "remove the key, or raise problem.clients"
+                f"{server.keys}/nodes/node-{strangers[0]}.pub: the experiment has {clients} clients, 0 to "
+                f"{clients - 1}; remove the key, or raise problem.clients"
             )
         if len(public) < wanted:
             raise BadInput(
@@ -89,7 +97,7 @@ def serve(server: Server, tend: Callable[[], None] = lambda: None) -> int:
     """Run a plan with whoever joins, to an exit code. `tend` is called a few times a second."""
     public = check(server)
     server.room.mkdir(mode=0o700, parents=True, exist_ok=True)
-    largest = max(Site(server.plan, 0, server.room).largest, 1 << 16)
+    largest = Site(server.plan, 0, server.room).prepare()
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="fedsaddle-") as private, asked_to_end() as asked:
         family, socket = Family(), Path(private) / "superlink"
@@ -99,15 +107,18 @@ def serve(server: Server, tend: Callable[[], None] = lambda: None) -> int:
                 hub = family.start(
                     "SuperLink",
                     lambda: link.listen(
-                        socket, server.room / "link.db", server.address, keys.server_files(server.keys), largest
+                        socket,
+                        server.room / "link.db",
+                        server.address,
+                        keys.server_files(server.keys),
+                        largest,
                     ),
                     server.room / "superlink.log",
                 )
                 if not link.wait_until_up(socket, hub.alive):
-                    log = server.room / "superlink.log"
+                    place, log = "{}:{}".format(*server.address), server.room / "superlink.log"
                     raise BadInput(
-                        f"cannot listen on {server.address[0]}:{server.address[1]} (see {log}); is something else "
-                        "listening there?"
+                        f"cannot listen on {place} (see {log}); is something else listening there?"
                     )
                 code = _rounds(server, public, family, hub, socket, asked, tend)
                 if code is not None:
@@ -132,7 +143,7 @@ def _rounds(
         nodes = link.register(socket, public)
         while True:
             run, token = link.start_run(socket)
-            app = family.start("ServerApp", lambda: _server(server, nodes, socket, token))
+            app = family.start("ServerApp", partial(_server, server, nodes, socket, token))
             while app.alive() and hub.alive() and not asked():
                 time.sleep(0.1)
                 tend()
@@ -183,6 +194,7 @@ def _server(server: Server, nodes: dict[int, int], socket: Path, token: str) -> 
     def work(grid: Grid) -> None:
         nonlocal code
         deployment = Deployment(Roll(grid, nodes, asked, say), server.plan, run_name(server.room))
+        deployment.recall(server.folder)
         code = server.work(deployment, _progress(server) > 0)
         if code in (0, 3):
             deployment.roll.drain(DRAIN)
@@ -220,14 +232,16 @@ def join(site: Site, address: Address, poll: float, app: App | None = None) -> i
     """Run one node until it is asked to end, or is refused for long."""
     site.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     app, threads = app or client_app(site), site.plan.resolved["threads"]
-    largest = site.largest
+    largest = site.prepare()
     with asked_to_end() as asked:
         family = Family()
         try:
             patience = 0.0
             while not asked():
                 began = time.monotonic()
-                child = family.start(f"client {site.client}", lambda: node(app, address, largest, poll, threads))
+                child = family.start(
+                    f"client {site.client}", lambda: node(app, address, largest, poll, threads)
+                )
                 while child.alive() and not asked():
                     time.sleep(0.1)
                 if asked():
@@ -237,8 +251,8 @@ def join(site: Site, address: Address, poll: float, app: App | None = None) -> i
                 patience = patience + lasted + 5 if lasted < 20 else 0.0
                 if patience > GIVE_UP:
                     raise BadInput(
-                        f"the server at {address.server} does not let this node in: is its key in the server's "
-                        "nodes folder, is ca.crt the server's, and is no other node using the key?"
+                        f"the server at {address.server} does not let this node in: is its key among the "
+                        "server's nodes, is ca.crt the server's, and does no other node use the key?"
                     )
                 say(f"the connection has ended ({_told(child.status)}); trying again in 5 seconds")
                 end = time.monotonic() + 5
@@ -272,7 +286,7 @@ def local(server: Server, clients: list[int], poll: float) -> int:
     public = f"{server.address[0]}:{server.address[1]}"
     family, threads = Family(), server.plan.resolved["threads"]
     children: dict[int, Child] = {}
-    largest = Site(server.plan, clients[0], folder).largest
+    largest = Site(server.plan, clients[0], folder).prepare()
 
     def start(client: int) -> None:
         site = Site(server.plan, client, folder / f"client-{client}")

@@ -1,7 +1,7 @@
 """Certificates and keys: who is the server, and who may join.
 
     KEYS/ca.key                 makes new certificates; keep it off the server
-    KEYS/server/                ca.crt, server.crt, server.key, and nodes/node-N.pub, one for each that may join
+    KEYS/server/                ca.crt, server.crt, server.key, and nodes/node-N.pub for each that may join
     KEYS/node-N/                ca.crt and key: what client N gets, and nobody else
 
 A private folder each, so that handing out one of them hands out nothing else.
@@ -84,10 +84,14 @@ def _authority(folder: Path, server: Path, hosts: Sequence[str]) -> None:
     _write(server / "ca.crt", ca.public_bytes(PEM))
     _write(server / "server.crt", certificate.public_bytes(PEM))
     _write(server / "server.key", own.private_bytes(PEM, traditional, BARE))
-    _write(folder / "ca.key", root.private_bytes(PEM, traditional, BARE))  # last: its presence says all is there
+    _write(
+        folder / "ca.key", root.private_bytes(PEM, traditional, BARE)
+    )  # last: its presence says all is there
 
 
-def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -176,7 +180,7 @@ def node_key(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, Path]:
             f"cannot read {folder / 'key'}: {error.strerror}; --key takes a folder such as KEYS/node-0"
         ) from None
     except ValueError:
-        key = None  # type: ignore[assignment]
+        key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise BadInput(f"{folder / 'key'} is not a node's key; make keys with: fedsaddle keys")
     if not (folder / "ca.crt").is_file():

@@ -8,6 +8,7 @@ are behind a Unix socket in a folder that only this user can enter.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import ssl
 import time
@@ -104,7 +105,9 @@ async def _say(send: Send, status: int) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def listen(socket: Path, database: Path, address: tuple[str, int], files: tuple[Path, Path], largest: int) -> None:
+def listen(
+    socket: Path, database: Path, address: tuple[str, int], files: tuple[Path, Path], largest: int
+) -> None:
     """Run the SuperLink at both doors until the process is ended."""
     config = SuperLinkLifespanConfig(
         control_address="",
@@ -235,11 +238,9 @@ def start_run(socket: Path) -> tuple[int, str]:
 
 def stop_run(socket: Path, run: int) -> None:
     """End a run, so that no node answers its messages any more."""
-    with open_client(ControlHttpClient, socket) as control:
-        try:
-            control.StopRun(StopRunRequest(run_id=run))
-        except httpx.HTTPError:
-            pass  # it has ended by itself
+    # It may have ended by itself, and so may the SuperLink.
+    with open_client(ControlHttpClient, socket) as control, contextlib.suppress(httpx.HTTPError):
+        control.StopRun(StopRunRequest(run_id=run))
 
 
 def runtime_client(socket: Path, token: str) -> RuntimeHttpClient:

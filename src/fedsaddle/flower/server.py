@@ -10,11 +10,13 @@ slow is not invited again until its answer has come, and been dropped, or its ti
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from flwr.app import Context
@@ -23,24 +25,17 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 from torch.utils._pytree import tree_map
 
+from fedsaddle.checks import bounds, refuse
 from fedsaddle.core import Message, Pair, Remembers
-from fedsaddle.engine.rounds import (
-    Event,
-    Lanes,
-    Posted,
-    Study,
-    calls_of,
-    choose,
-    merge,
-    send,
-    which,
-)
+from fedsaddle.engine.rounds import Event, Lanes, Posted, Study, calls_of, choose, exchange, send, which
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Quorum, Verdict, invite
 from fedsaddle.flower.client import Lane
 from fedsaddle.flower.wire import Header, Refused, contract, header_of, pack, unpack
-from fedsaddle.runs import Interrupted, Plan
+from fedsaddle.history import Gathering, Told
+from fedsaddle.runs import HISTORY, Interrupted, Plan, read_checkpoint, verified
 
+STRIKES = 3  # refused answers after which a client is no longer invited, if the experiment does not say
 SLACK = 5.0  # seconds that an answer may come after the deadline before its message expires
 UNBOUNDED = 3600.0  # seconds a message lives if there is no deadline
 PATIENCE = 60.0  # seconds to wait for enough idle nodes, if there is no deadline
@@ -60,19 +55,6 @@ class Owed(NamedTuple):
     expires: float
 
 
-class Gathered(NamedTuple):
-    """How one phase of one lane ended."""
-
-    invited: list[int]
-    used: list[int]  # in the order of arrival
-    late: list[int]
-    refused: dict[int, str]
-    lost: list[int]
-    seconds: float
-    verdict: Verdict
-    answered: int  # good answers that were there
-
-
 @dataclass
 class Roll:
     """The nodes: who is there, who owes an answer, and what has arrived."""
@@ -82,7 +64,7 @@ class Roll:
     asked: Callable[[], bool]  # whether somebody wants the run to end
     say: Callable[[str], None]
     owing: dict[str, Owed] = field(default_factory=dict)  # by the message's id
-    stragglers: Counter[tuple[str, int, int]] = field(default_factory=Counter)  # late: name, seed, phase
+    overdue: list[Owed] = field(default_factory=list)  # came after their phase was over; to be counted
     _online: set[int] = field(default_factory=set)
     _looked: float = -ROLL_CALL
 
@@ -123,7 +105,13 @@ class Roll:
     def drop(self, owed: Owed, reply: Envelope | None) -> None:
         """Count an answer that came after its phase was decided, and forget it."""
         if reply is not None and reply.has_content():
-            self.stragglers[owed.name, owed.seed, owed.phase] += 1
+            self.overdue.append(owed)
+
+    def reckon(self, name: str, seed: int, phase: int) -> tuple[int, ...]:
+        """Whose answers to this phase came after it was over in an earlier round, to be counted now."""
+        found = [owed for owed in self.overdue if (owed.name, owed.seed, owed.phase) == (name, seed, phase)]
+        self.overdue = [owed for owed in self.overdue if owed not in found]
+        return tuple(owed.client for owed in found)
 
     def drain(self, seconds: float) -> None:
         """Wait for what is still owed, so that no node is left with a message of a run that has ended."""
@@ -141,77 +129,87 @@ class Deployment:
     roll: Roll
     plan: Plan
     run: str  # 32 hexadecimal digits that name this run, over restarts
-    strikes: int = 3  # refused answers after which a client is no longer invited
     refusals: Counter[int] = field(default_factory=Counter)  # by client
     kept: dict[tuple[str, int, int], int] = field(default_factory=dict)  # (name, seed, client) -> round
     _like: dict[str, list[Message]] = field(default_factory=dict)
 
+    def recall(self, folder: Path) -> None:
+        """Learn from a run's history what this run knew when its checkpoint was made."""
+        if not (folder / "checkpoint.json").exists():
+            return
+        table = read_checkpoint(folder)["tables"].get(HISTORY)
+        data = verified(folder / HISTORY, table["sha256"], table["length"]) if table else b""
+        users: list[int] = []
+        for entry in map(json.loads, data.decode().splitlines()):
+            self.refusals.update(map(int, entry["refused"]))
+            users = entry["used"] if entry["phase"] == 0 else [*users, *entry["used"]]
+            last = len(self.plan.studies[entry["algorithm"]].algorithm.phases()) - 1
+            if entry["verdict"] == Verdict.GO.value and entry["phase"] == last:
+                self._keep(entry["algorithm"], entry["seed"], users, entry["round"])
+
+    def _keep(self, name: str, seed: int, clients: list[int], round: int) -> None:
+        """Note the round whose memory counts, for clients that took part in it."""
+        self.kept |= {(name, seed, client): round for client in clients}
+
     # --- one round -----------------------------------------------------------------------------------
 
-    def play(self, study: Study, lanes: Lanes, round: int) -> tuple[Lanes, list[Event]]:
+    def play(
+        self, study: Study, lanes: Lanes, round: int, history: list[Told] | None = None
+    ) -> tuple[Lanes, list[Event]]:
         """One round of every lane that is alive, one lane after another. See `rounds.play`."""
-        clock, posted = list(lanes.clock), [Counter(counts) for counts in lanes.posted]
-        server, done, events = lanes.server, [False] * len(lanes.alive), []
-        alive = list(lanes.alive)
+        after, events = lanes, []
         for lane in which(lanes.alive):
-            after, used, events_here = self._lane(study, replace(lanes, server=server), lane, round, clock, posted)
-            events += events_here
-            if after is None:
-                continue
-            only = torch.tensor([number == lane for number in range(len(alive))], device=study.device)
-            z = after.z
-            if not bool(torch.isfinite(z.x[lane]).all() and torch.isfinite(z.y[lane]).all()):
-                events.append(Event(lane, round, "diverged", "a parameter is no longer finite"))
-                alive[lane] = False
-                continue
-            server, done[lane] = choose(only, after, server), True
-            if isinstance(study.algorithm, Remembers):
-                for client in used:
-                    self.kept[study.names[lane], study.seeds[lane], client] = round
-        for (name, seed, phase), count in self.roll.stragglers.items():
-            for lane in range(len(alive)):
-                if (study.names[lane], study.seeds[lane]) == (name, seed):
-                    posted[lane][Posted("late", phase)] += count
-        self.roll.stragglers.clear()
-        completed = [t + ok for t, ok in zip(lanes.completed, done, strict=True)]
-        return Lanes(server, lanes.memory, completed, clock, posted, alive), events
+            after, more = self._lane(study, after, lane, round, [] if history is None else history)
+            events += more
+        return after, events
 
     def _lane(
-        self,
-        study: Study,
-        lanes: Lanes,
-        lane: int,
-        round: int,
-        clock: list[float],
-        posted: list[Counter[Posted]],
-    ) -> tuple[Any, list[int], list[Event]]:
-        """One lane's round: the servers after it (None if it was abandoned), and who took part."""
-        server, users = lanes.server, []
+        self, study: Study, lanes: Lanes, lane: int, round: int, history: list[Told]
+    ) -> tuple[Lanes, list[Event]]:
+        """One lane's round."""
+        clock, posted = list(lanes.clock), [Counter(counts) for counts in lanes.posted]
+        strikes = [Counter(counts) for counts in lanes.strikes]
+        same = replace(
+            lanes, clock=clock, posted=posted, strikes=strikes, alive=list(lanes.alive)
+        )  # but for what it has cost
+        name, seed, server, users = study.names[lane], study.seeds[lane], lanes.server, []
         for number, phase in enumerate(study.algorithm.phases()):
             down = _of_lane(send(study, server, number), lane)
-            gathered, answers = self.gather(study, lane, round, number, lanes.completed[lane], down)
-            clock[lane] += gathered.seconds
-            posted[lane][Posted("down", number)] += len(gathered.invited)
-            posted[lane][Posted("up", number)] += len(gathered.used)
-            posted[lane][Posted("late", number)] += len(gathered.late)
-            if gathered.verdict is Verdict.ABANDON:
-                minimum = study.quorum.minimum
-                detail = f"{phase.name}: {gathered.answered} answers, the minimum is {minimum}"
-                return None, [], [Event(lane, round, "abandoned", detail)]
+            end, answers = self.gather(study, lane, round, number, lanes.completed[lane], down)
+            history.append(Told(name, seed, round, number, end))
+            clock[lane] += end.seconds
+            posted[lane][Posted("down", number)] += len(end.invited)
+            posted[lane][Posted("up", number)] += len(end.used)
+            posted[lane][Posted("late", number)] += len(end.late) + len(end.overdue)
+            if end.refused:
+                posted[lane][Posted("refused", number)] += len(end.refused)
+                strikes[lane].update(end.refused.keys())
+            if end.verdict is Verdict.ABANDON:
+                detail = f"{phase.name}: {end.answered} answers, the minimum is {study.quorum.minimum}"
+                detail += f"; {len(end.refused)} refused" if end.refused else ""
+                return same, [Event(lane, round, "abandoned", detail)]
             # In the order of the clients' numbers, so that the order of arrival does not move a bit.
-            order = sorted(gathered.used)
+            order = sorted(end.used)
             asked = [order if other == lane else [] for other in range(len(study.seeds))]
-            calls, _ = calls_of(study, lanes.completed, round, number, asked)
+            calls, extent = calls_of(study, lanes.completed, round, number, asked)
             up = tree_map(lambda *own: torch.stack(own).to(study.device), *(answers[one] for one in order))
-            server = choose(calls.answers > 0, merge(study, server, number, calls, up), server)
-            users += gathered.used
-        return server, users, []
+            there = replace(study, ask=lambda task, extent, visits: {"up": up}, graphs=None)  # noqa: B023
+            server = exchange(there, number, extent, server, calls, None)["server"]
+            users += end.used
+        if not all(bool(torch.isfinite(part[lane]).all()) for part in server.z):
+            same.alive[lane] = False
+            return same, [Event(lane, round, "diverged", "a parameter is no longer finite")]
+        if isinstance(study.algorithm, Remembers):
+            self._keep(name, seed, users, round)
+        only = torch.tensor([other == lane for other in range(len(study.seeds))], device=study.device)
+        completed = [t + (other == lane) for other, t in enumerate(lanes.completed)]
+        return replace(same, server=choose(only, server, lanes.server), completed=completed), []
 
     # --- one phase of one lane -----------------------------------------------------------------------
 
     def gather(
         self, study: Study, lane: int, round: int, number: int, t: int, down: Message
-    ) -> tuple[Gathered, dict[int, Message]]:
+    ) -> tuple[Gathering, dict[int, Message]]:
         """Invite, and wait as the quorum says. Also the good answers, by client."""
         quorum, roll = study.quorum, self.roll
         name, seed = study.names[lane], study.seeds[lane]
@@ -225,11 +223,27 @@ class Deployment:
             "phase": number,
             "t": t,
         }
-        self._wait_for_nodes(quorum, order)
+        expected = self._likes(study)[number]
+        limits = {} if study.checks is None else bounds(study.checks.norm, study.kinds[number])
+        most = STRIKES if study.checks is None or study.checks.strikes is None else study.checks.strikes
+
+        def judge(reply: Envelope, client: int) -> Message:
+            if reply.metadata.src_node_id != roll.nodes[client]:
+                raise Refused("another node answered for it")
+            header_of(reply.content, {**header, "client": client})
+            answer = unpack(reply.content, expected)
+            why = refuse(answer, expected, down, limits)
+            if why is not None:
+                raise Refused(why)
+            return answer
+
+        def barred() -> set[int]:
+            return {client for client, count in self.refusals.items() if count >= most}
+
+        self._wait_for_nodes(quorum, order, barred())
         began = time.monotonic()
         bound = UNBOUNDED if quorum.deadline is None else quorum.deadline + quorum.grace
         expires = began + bound + SLACK
-        expected = self._likes(study)[number]
         invited: list[int] = []
         good: dict[int, Message] = {}
         refused: dict[int, str] = {}
@@ -252,68 +266,45 @@ class Deployment:
             mine.update(set(roll.owing) - before)
             invited.extend(letters)
 
-        ask([client for client in order if client in roll.idle() and client not in self.barred()][: quorum.invite])
+        idle = roll.idle() - barred()
+        ask([client for client in order if client in idle][: quorum.invite])
         while True:
             for key, owed, reply in roll.arrivals():
                 if key not in mine:
                     roll.drop(owed, reply)
                     continue
                 mine.discard(key)
-                why = self._sort(owed, reply, {**header, "client": owed.client}, expected, good)
-                if why is None:
-                    continue
-                if why:
-                    refused[owed.client] = why
-                    self._strike(owed.client, why)
-                else:
+                if reply is None or (not reply.has_content() and reply.error.code in GONE):
                     lost.append(owed.client)
-            barred, idle = self.barred(), roll.idle()
-            others = [client for client in order if client not in invited and client not in barred]
+                    continue
+                try:
+                    if not reply.has_content():
+                        raise Refused(f"it failed: {str(reply.error.reason)[:200]}")
+                    good[owed.client] = judge(reply, owed.client)
+                except Refused as error:
+                    refused[owed.client] = str(error)
+                    self._strike(owed.client, str(error), most)
+            others = [client for client in order if client not in invited and client not in barred()]
             missing = quorum.wanted - len(good) - len(mine)
-            free = [client for client in others if client in idle]
-            if missing > 0 and free:
-                ask(free[:missing])  # those that failed are made up for
-                others = [client for client in others if client not in invited]
+            if missing > 0:  # those that failed are made up for
+                ask([client for client in others if client in roll.idle()][:missing])
             elapsed = time.monotonic() - began
-            pending = len(mine) + len([client for client in others if client in roll.online()])
-            verdict = quorum.verdict(len(good), pending, elapsed)
+            able = [client for client in others if client not in invited and client in roll.online()]
+            verdict = quorum.verdict(len(good), len(mine) + len(able), elapsed)
             if verdict is not Verdict.WAIT:
                 break
             time.sleep(POLL)
         arrived = list(good)
         used = arrived[: quorum.wanted] if verdict is Verdict.GO else []
-        late = arrived[len(used) :]
-        gathered = Gathered(invited, used, late, refused, lost, elapsed, verdict, len(arrived))
-        return gathered, good
+        late, overdue = arrived[len(used) :], roll.reckon(name, seed, number)
+        end = Gathering(invited, used, late, refused, lost, elapsed, verdict, [], len(arrived), overdue)
+        return end, good
 
-    def _sort(
-        self, owed: Owed, reply: Envelope | None, header: Header, expected: Message, good: dict[int, Message]
-    ) -> str | None:
-        """Put a good answer with the others. Else the reason why it is refused; none if it never came."""
-        if reply is None:
-            return ""
-        if not reply.has_content():
-            return "" if reply.error.code in GONE else f"it failed: {reply.error.reason[:200]}"
-        try:
-            if reply.metadata.src_node_id != self.roll.nodes[owed.client]:
-                raise Refused("another node answered for it")
-            header_of(reply.content, header)
-            answer = unpack(reply.content, expected)
-        except Refused as error:
-            return str(error)
-        if not all(bool(torch.isfinite(part).all()) for pair in answer.values() for part in pair):
-            return "a value is not finite"
-        good[owed.client] = answer
-        return None
-
-    def _strike(self, client: int, why: str) -> None:
+    def _strike(self, client: int, why: str, most: int) -> None:
         self.refusals[client] += 1
-        self.roll.say(f"client {client}: {why}")
-        if self.refusals[client] == self.strikes:
-            self.roll.say(f"client {client} is no longer invited, after {self.strikes} refused answers")
-
-    def barred(self) -> set[int]:
-        return {client for client, count in self.refusals.items() if count >= self.strikes}
+        self.roll.say(f"client {client} is refused: {why}")
+        if self.refusals[client] == most:
+            self.roll.say(f"client {client} is no longer invited, after {most} refused answers")
 
     def _order(self, study: Study, seed: int, round: int, number: int) -> list[int]:
         """All clients, in the order in which they are invited: it begins as the simulator's cohort does."""
@@ -335,15 +326,15 @@ class Deployment:
             ]
         return self._like[name]
 
-    def _wait_for_nodes(self, quorum: Quorum, order: list[int]) -> None:
+    def _wait_for_nodes(self, quorum: Quorum, order: list[int], barred: set[int]) -> None:
         """Until as many are idle as are wanted; when patience ends, as many as the minimum will do."""
         began, told = time.monotonic(), 0.0
+        able = [client for client in order if client not in barred]
         while True:
-            able = [client for client in order if client not in self.barred()]
             if len(able) < quorum.minimum:
                 raise BadInput(
-                    f"only {len(able)} clients are still invited, the minimum is {quorum.minimum}; look at the "
-                    "refused ones, put them right, and resume"
+                    f"only {len(able)} clients are still invited, the minimum is {quorum.minimum}; put those "
+                    "right that were refused, and resume"
                 )
             idle = len(self.roll.idle() & set(able))
             waited = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""Processes that are started, watched and ended together. When the first ends, by whatever, so do the others."""
+"""Processes that are started, watched and ended together. When the first ends, so do the others."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """What goes over the wire: a header of plain values, and flat floats as bytes.
 
 A message is Flower's RecordDict with two records. `header` says what it belongs to. `floats` holds, for each
-name and player, the values as little-endian bytes ("z.x") and what they are ("z.x is": "float32[330]"). Nothing
-in it can be run. The receiver knows what must be there, and looks at names, types and sizes before it makes a
-tensor of them.
+name and player, the values as little-endian bytes ("z.x") and what they are ("z.x is": "float32[330]").
+Nothing in it can be run. The receiver knows what must be there, and looks at names, types and sizes before it
+makes a tensor of them.
 
 Flower has a record for arrays, which it stores and sends as three objects for each array, every one by a
 request of its own. Plain bytes make one object of all of them, and a small message several times faster.
@@ -91,7 +91,9 @@ def unpack(records: RecordDict, like: Message) -> Message:
                 f"{name} is {str(told)[:40]} in {length} bytes, expected {_described(part)} in {size}"
             )
     return {
-        name: Pair(*(_tensor(floats[f"{name}.{player}"], part) for player, part in zip("xy", pair, strict=True)))
+        name: Pair(
+            *(_tensor(floats[f"{name}.{player}"], part) for player, part in zip("xy", pair, strict=True))
+        )
         for name, pair in like.items()
     }
 
@@ -124,5 +126,10 @@ def contract(resolved: dict[str, Any], algorithm: str) -> str:
         if not (key in ELSEWHERE and ("/" in str(value) or "sha256" in key))
     }
     rule = {key: value for key, value in resolved["algorithms"][algorithm].items() if key != "invite"}
-    agreed = {"problem": problem, "rule": rule, "called": algorithm, **{k: resolved[k] for k in ("batch", "K")}}
+    agreed = {
+        "problem": problem,
+        "rule": rule,
+        "called": algorithm,
+        **{k: resolved[k] for k in ("batch", "K")},
+    }
     return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
