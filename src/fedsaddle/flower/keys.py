@@ -36,6 +36,7 @@ def make(folder: Path, nodes: int, hosts: Sequence[str] = ()) -> None:
     Given a folder that has them already, the missing nodes' keys are added and nothing else is touched.
     """
     check_count("nodes", nodes, most=100_000)
+    names = [_name(host) for host in dict.fromkeys([*hosts, *HERE])]
     server = folder / "server"
     if not (folder / "ca.key").exists():
         if folder.exists() and any(folder.iterdir()):
@@ -43,7 +44,7 @@ def make(folder: Path, nodes: int, hosts: Sequence[str] = ()) -> None:
         _private_folder(folder)
         _private_folder(server)
         _private_folder(server / "nodes")
-        _authority(folder, server, hosts)
+        _authority(folder, server, names)
     elif hosts:
         raise BadInput(f"{folder} has a server certificate already; choose another folder for other hosts")
     ca = (server / "ca.crt").read_bytes()
@@ -58,7 +59,7 @@ def make(folder: Path, nodes: int, hosts: Sequence[str] = ()) -> None:
         _write(public, key.public_key().public_bytes(SSH, serialization.PublicFormat.OpenSSH))
 
 
-def _authority(folder: Path, server: Path, hosts: Sequence[str]) -> None:
+def _authority(folder: Path, server: Path, names: Sequence[x509.GeneralName]) -> None:
     root, own = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "FedSaddle deployment")])
     ca = (
@@ -68,12 +69,11 @@ def _authority(folder: Path, server: Path, hosts: Sequence[str]) -> None:
         .add_extension(_usage(signs=True), critical=True)
         .sign(root, hashes.SHA384())
     )
-    names = list(dict.fromkeys([*hosts, *HERE]))
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "FedSaddle server")])
     authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key())
     certificate = (
         _certificate(subject, issuer, own.public_key())
-        .add_extension(x509.SubjectAlternativeName([_name(host) for host in names]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(authority, critical=False)
         .add_extension(_usage(signs=False), critical=True)
