@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+from filelock import FileLock, Timeout
 from flwr.common.constant import SubStatus
 from flwr.common.serde import context_from_proto, run_from_proto
 from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
@@ -216,12 +217,14 @@ def run_name(room: Path) -> str:
 # --- nodes ----------------------------------------------------------------------------------------------
 
 
-def node(app: App, address: Address, largest: int, poll: float, threads: int) -> int:
+def node(site: Site, app: App, address: Address, largest: int, poll: float) -> int:
     """The process of a node. It returns when the server does not know it, or no longer."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    machine.prepare(threads)
+    flower = logging.getLogger("flwr")
+    flower.handlers = [logging.FileHandler(site.folder / "flower.log", delay=True)]
+    flower.setLevel(logging.WARNING)
+    machine.prepare(site.plan.resolved["threads"])
     try:
-        attend(app, address, largest, poll)
+        attend(app, address, largest, poll, site.folder / "node")
     except SystemExit as end:
         if end.code == 0:
             raise  # asked to end
@@ -231,16 +234,20 @@ def node(app: App, address: Address, largest: int, poll: float, threads: int) ->
 def join(site: Site, address: Address, poll: float, app: App | None = None) -> int:
     """Run one node until it is asked to end, or is refused for long."""
     site.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    app, threads = app or client_app(site), site.plan.resolved["threads"]
-    largest = site.prepare()
+    lock = FileLock(site.folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BadInput(f"another node is using {site.folder}; end it, or choose another --folder") from None
+    answer, largest = app or client_app(site), site.prepare()
     with asked_to_end() as asked:
         family = Family()
         try:
-            patience = 0.0
+            patience, pause = 0.0, 1.0
             while not asked():
                 began = time.monotonic()
                 child = family.start(
-                    f"client {site.client}", lambda: node(app, address, largest, poll, threads)
+                    f"client {site.client}", lambda: node(site, answer, address, largest, poll)
                 )
                 while child.alive() and not asked():
                     time.sleep(0.1)
@@ -248,14 +255,15 @@ def join(site: Site, address: Address, poll: float, app: App | None = None) -> i
                     break
                 family.end(child)
                 lasted = time.monotonic() - began
-                patience = patience + lasted + 5 if lasted < 20 else 0.0
+                patience = patience + lasted + pause if lasted < 20 else 0.0
                 if patience > GIVE_UP:
                     raise BadInput(
                         f"the server at {address.server} does not let this node in: is its key among the "
                         "server's nodes, is ca.crt the server's, and does no other node use the key?"
                     )
-                say(f"the connection has ended ({_told(child.status)}); trying again in 5 seconds")
-                end = time.monotonic() + 5
+                why = "the server does not let it in" if child.status == REFUSED else _told(child.status)
+                say(f"the node has ended ({why}; see {site.folder / 'flower.log'}); trying again")
+                end, pause = time.monotonic() + pause, 5.0 if child.status == REFUSED else 1.0
                 while time.monotonic() < end and not asked():
                     time.sleep(0.1)
         finally:
@@ -284,7 +292,7 @@ def local(server: Server, clients: list[int], poll: float) -> int:
     """A server and its nodes on this machine, with keys of their own."""
     folder = server.room
     public = f"{server.address[0]}:{server.address[1]}"
-    family, threads = Family(), server.plan.resolved["threads"]
+    family = Family()
     children: dict[int, Child] = {}
     largest = Site(server.plan, clients[0], folder).prepare()
 
@@ -295,7 +303,7 @@ def local(server: Server, clients: list[int], poll: float) -> int:
         address, app = Address(public, ca, key), client_app(site)
         children[client] = family.start(
             f"client {client}",
-            lambda: node(app, address, largest, poll, threads),
+            lambda: node(site, app, address, largest, poll),
             site.folder / "node.log",
         )
 

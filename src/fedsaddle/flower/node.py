@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import ErrorCode
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -25,7 +27,9 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
 from flwr.supercore.run import RunNotRunningException
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 App = Callable[[Message, Context], Message]
 
@@ -43,14 +47,17 @@ class Address:
     key: ec.EllipticCurvePrivateKey
 
 
-def attend(app: App, address: Address, largest: int, poll: float) -> None:
+def attend(app: App, address: Address, largest: int, poll: float, memo: Path) -> None:
     """Answer messages until the connection is refused. While the server is away it is tried again and again.
 
-    `largest` bounds the bytes of a message's floats; `poll` is how long to wait when there is none.
+    `largest` bounds the bytes of a message's floats; `poll` is how long to wait when there is none. `memo` is
+    a file in which this node notes its number.
     """
     keys = (address.key, address.key.public_key())
+    _leave(address, memo)
     with http_request_response(address.server, False, address.ca.read_bytes(), keys) as connection:
         node, receive, send, _, _, pull_object, push_object, confirm = connection
+        memo.write_text(str(node))
         print(f"online as node {node}", file=sys.stderr, flush=True)
         while True:
             try:
@@ -75,6 +82,24 @@ def attend(app: App, address: Address, largest: int, poll: float) -> None:
                 _push(reply, time.monotonic() - began, send, partial(push_object, run))
             except RunNotRunningException:  # the run has ended, or has been started anew
                 continue
+
+
+def _leave(address: Address, memo: Path) -> None:
+    """Tell the server that this node has gone, if it was killed before it could say so.
+
+    The server would else believe it to be online for another minute, and its key to be in use.
+    """
+    try:
+        number = int(memo.read_text())
+        with FleetHttpClient.from_server_address(
+            address.server,
+            False,
+            address.ca.read_bytes(),
+            [NodeAuthHttpInterceptor(address.key, address.key.public_key())],
+        ) as client:
+            client.DeactivateNode(DeactivateNodeRequest(node_id=number))
+    except (OSError, ValueError, httpx.HTTPError):
+        pass  # it was never there, or is not known any more, or nobody listens
 
 
 def _bounded(pull: Callable[[str], bytes], most: int) -> Callable[[str], bytes]:

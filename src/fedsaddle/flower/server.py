@@ -38,7 +38,7 @@ from fedsaddle.runs import HISTORY, Interrupted, Plan, read_checkpoint, verified
 STRIKES = 3  # refused answers after which a client is no longer invited, if the experiment does not say
 SLACK = 5.0  # seconds that an answer may come after the deadline before its message expires
 UNBOUNDED = 3600.0  # seconds a message lives if there is no deadline
-PATIENCE = 60.0  # seconds to wait for enough idle nodes, if there is no deadline
+PATIENCE = 60.0  # seconds to wait for all nodes in the beginning; later for enough, without a deadline
 POLL = 0.1  # seconds between looks for answers
 ROLL_CALL = 2.0  # seconds between looks at who is online
 GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
@@ -132,6 +132,7 @@ class Deployment:
     refusals: Counter[int] = field(default_factory=Counter)  # by client
     kept: dict[tuple[str, int, int], int] = field(default_factory=dict)  # (name, seed, client) -> round
     _like: dict[str, list[Message]] = field(default_factory=dict)
+    _begun: bool = False
 
     def recall(self, folder: Path) -> None:
         """Learn from a run's history what this run knew when its checkpoint was made."""
@@ -157,6 +158,9 @@ class Deployment:
         self, study: Study, lanes: Lanes, round: int, history: list[Told] | None = None
     ) -> tuple[Lanes, list[Event]]:
         """One round of every lane that is alive, one lane after another. See `rounds.play`."""
+        if not self._begun:
+            self._begun = True
+            self._wait_for_all()
         after, events = lanes, []
         for lane in which(lanes.alive):
             after, more = self._lane(study, after, lane, round, [] if history is None else history)
@@ -325,6 +329,17 @@ class Deployment:
                 lane.answer(0, 0, 0, number, down, lane.blank(0))[0] for number, down in enumerate(lane.down)
             ]
         return self._like[name]
+
+    def _wait_for_all(self) -> None:
+        """Give everybody with a key some time to come, once. Then the first cohort is the simulator's."""
+        began = time.monotonic()
+        while len(self.roll.online()) < len(self.roll.nodes) and time.monotonic() - began < PATIENCE:
+            self.roll.arrivals()  # ends when it is asked to
+            time.sleep(POLL)
+        there, may = len(self.roll.online()), len(self.roll.nodes)
+        self.roll.say(
+            f"{there} of {may} nodes are online" + ("" if there == may else "; going on without the others")
+        )
 
     def _wait_for_nodes(self, quorum: Quorum, order: list[int], barred: set[int]) -> None:
         """Until as many are idle as are wanted; when patience ends, as many as the minimum will do."""
