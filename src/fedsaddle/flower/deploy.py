@@ -25,6 +25,7 @@ from flwr.common.serde import context_from_proto, run_from_proto
 from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
 from flwr.serverapp import Grid
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsaddle.core import Remembers
@@ -94,8 +95,15 @@ def check(server: Server) -> dict[int, bytes]:
     return public
 
 
-def serve(server: Server, tend: Callable[[], None] = lambda: None) -> int:
-    """Run a plan with whoever joins, to an exit code. `tend` is called a few times a second."""
+def nothing() -> None:
+    pass
+
+
+def serve(server: Server, tend: Callable[[], None] = nothing, end: Callable[[], None] = nothing) -> int:
+    """Run a plan with whoever joins, to an exit code.
+
+    `tend` is called a few times a second, and `end` while the SuperLink is still there.
+    """
     public = check(server)
     server.room.mkdir(mode=0o700, parents=True, exist_ok=True)
     largest = Site(server.plan, 0, server.room).prepare()
@@ -126,6 +134,7 @@ def serve(server: Server, tend: Callable[[], None] = lambda: None) -> int:
                     return code
                 say("the SuperLink has ended; starting it again")
         finally:
+            end()
             family.end()
 
 
@@ -200,9 +209,12 @@ def _server(server: Server, nodes: dict[int, int], socket: Path, token: str) -> 
         if code in (0, 3):
             deployment.roll.drain(DRAIN)
 
-    server_app(work)(grid, context_from_proto(task.context))
-    client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
-    heart.stop()
+    try:
+        server_app(work)(grid, context_from_proto(task.context))
+        client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
+    except (httpx.HTTPError, RunNotRunningException):
+        say("the ServerApp has lost the SuperLink")
+        return 1
     return code
 
 
@@ -314,7 +326,4 @@ def local(server: Server, clients: list[int], poll: float) -> int:
 
     for client in clients:
         start(client)
-    try:
-        return serve(server, tend)
-    finally:
-        family.end()
+    return serve(server, tend, family.end)
