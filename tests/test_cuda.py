@@ -96,3 +96,25 @@ def test_a_lane_that_diverges_on_a_gpu_stops_alone():
     outcome = fs.simulate(quadratic(), wild, rounds=20, evaluate_every=2, device="cuda")
     assert outcome.alive == [True, False]
     assert all(torch.isfinite(torch.cat(z)).all() for z in outcome.z)
+
+
+GUARDED = {
+    "trimmed": {"merge": fs.Merge(fs.TrimmedMean(0.3)), "faults": fs.Faults(hostile=0.2, corruption="sign")},
+    "median, clipped": {"merge": fs.Merge(fs.Median(), clip=0.5), "faults": fs.Faults(corrupt=0.2)},
+    "bounded": {
+        "checks": fs.Checks(norm={"parameters": 5.0, "gradients": 50.0}, strikes=2),
+        "faults": fs.Faults(hostile=0.2, corruption="scale", factor=1e4, duplicate=0.1),
+    },
+}
+
+
+@pytest.mark.parametrize("guard", GUARDED)
+@pytest.mark.parametrize("name", ["cdma-ada", "codasca", "parallel-sgda"])
+def test_merges_faults_and_checks_can_be_recorded(name, guard):
+    problem, algorithm, settings = quadratic(), ALGORITHMS[name], GUARDED[guard]
+    _, expected = run(problem, algorithm, ask=fs.Loop(), **settings)
+    for more in ({"captured": False}, {}):
+        study, lanes = run(problem, algorithm, device="cuda", **settings, **more)
+        assert_same(lanes, expected, 1e-10)
+        assert lanes.strikes == expected.strikes
+    assert study.graphs._recordings

@@ -12,11 +12,14 @@ from fedsaddle.algorithms import (
     LocalSGDAPlus,
     ParallelSGDA,
 )
+from fedsaddle.checks import Checks
 from fedsaddle.core import Pair
 from fedsaddle.engine.loop import Loop
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.errors import BadInput
+from fedsaddle.faults import Faults
 from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
+from fedsaddle.merges import Mean, Median, Merge, TrimmedMean
 from fedsaddle.problems import (
     AUC,
     GAN,
@@ -46,13 +49,18 @@ __all__ = [
     "Bilinear",
     "CODAPlus",
     "CatalystScaffoldS",
+    "Checks",
     "Dropout",
     "Everybody",
     "ExtraStep",
     "Fair",
+    "Faults",
     "Latency",
     "LocalSGDAPlus",
     "Loop",
+    "Mean",
+    "Median",
+    "Merge",
     "Outcome",
     "Pair",
     "Paper",
@@ -63,6 +71,7 @@ __all__ = [
     "RobustLeastSquares",
     "ToyWGAN",
     "Trace",
+    "TrimmedMean",
     "TwoSines",
     "Vectorised",
     "make_study",

@@ -438,7 +438,6 @@ def exchange(
     If answers are checked, the `verdict` on each.
     """
     limits = {} if study.checks is None else bounds(study.checks.norm, study.kinds[number])
-    clips = bounds(study.merge.clip, study.kinds[number])
 
     def work(inputs: dict[str, Any]) -> dict[str, Any]:
         server, calls, kept = inputs["server"], inputs["calls"], inputs.get("kept")
@@ -449,7 +448,7 @@ def exchange(
             up = choose(calls.corrupt, study.faults.spoil(up, sent), up)
         if study.checks is not None and study.history is None:
             answers["verdict"] = judge(up, sent, limits)
-        merged = merge(study, server, number, calls, clipped(up, sent, clips))
+        merged = merge(study, server, number, calls, up)
         server = choose(calls.answers > 0, merged, server)
         finite = torch.isfinite(server.z.x).all(-1) & torch.isfinite(server.z.y).all(-1)
         return {"server": server, "finite": finite, **answers}
@@ -520,6 +519,10 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
         return projected(study.problem, algorithm.phases()[number].merge(server, turn, **merged))
 
     turn = Turn(calls.t.to(count.dtype), count / len(study.problem.federation))
+    clips = bounds(study.merge.clip, study.kinds[number])
+    if clips:
+        sent: Message = tree_map(lambda values: values[calls.lane], send(study, server, number))
+        up = clipped(up, sent, clips)
     merged = tree_map(lambda answers: study.merge.rule(answers[calls.place], there), up)
     return study.per_lane(one, server, turn, merged)
 
