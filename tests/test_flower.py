@@ -1,6 +1,7 @@
 """Deployment over Flower: the parts by themselves, then real processes on loopback, judged by replay."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import re
@@ -29,8 +30,10 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedsaddle.core import Pair
 from fedsaddle.errors import BadInput
+from fedsaddle.fleet import Everybody
 from fedsaddle.flower import deploy, keys, link, server, wire
-from fedsaddle.flower.client import Memory, Site, client_app, visit
+from fedsaddle.flower.client import Memory, Site, client_app, learn, visit
+from fedsaddle.problem import Federation
 from fedsaddle.replay import replay_run
 from fedsaddle.runs import RunFolder, execute
 from fedsaddle.spec import load
@@ -531,6 +534,104 @@ def test_a_killed_server_goes_on_from_its_checkpoint_to_the_same_bits(nine, tmp_
     assert_replays(tmp_path / "real")
 
 
+# --- devices with rows of their own -------------------------------------------------------------------------
+
+OWN = """
+name = "own"
+rounds = 3
+evaluate_every = 1
+seeds = "0"
+batch = 4
+K = 2
+[problem]
+name = "auc"
+dataset = "reference.csv"
+partition = "devices"
+clients = 3
+network = "logistic"
+positive = "sick"
+[quorum]
+invite = 3
+deadline = 20.0
+[algorithms]
+cdma-one = { eta = 0.1, gamma = 0.1 }
+"""
+
+
+def table(path, rows, seed):
+    """Two numbers, a word and a label that depends on them."""
+    lines = ["age,dose,ward,label"]
+    for luck in torch.rand(rows, 4, generator=torch.Generator().manual_seed(seed)).tolist():
+        sick = luck[0] + luck[1] + 0.3 * luck[3] > 1.3
+        lines.append(
+            f"{20 + 60 * luck[0]:.3f},{luck[1]:.4f},{'abc'[int(3 * luck[2])]},{'sick' if sick else 'well'}"
+        )
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def own(tmp_path):
+    """An experiment whose rows are on three devices: the experiment, and their files."""
+    table(tmp_path / "reference.csv", 60, 0)
+    path = tmp_path / "own.toml"
+    path.write_text(OWN)
+    return path, [table(tmp_path / f"rows-{client}.csv", 20 + 9 * client, 1 + client) for client in range(3)]
+
+
+def test_devices_train_on_rows_that_the_server_never_sees(own, tmp_path):
+    """The same as a simulator that could see them all, bit for bit; two counts of each device make up p."""
+    path, files = own
+    plan = plan_of(path, devices=True)
+    grid = Clients(plan, tmp_path / "nodes")
+    sites = [Site.holding(plan_of(path, devices=True), n, tmp_path / str(n), str(files[n])) for n in range(3)]
+    grid.apps = {site.client: client_app(site) for site in sites}
+    said = []
+    deployed(plan, grid, tmp_path / "real", said)
+    assert "3 devices hold 87 rows" in said
+    asked = [header for header in grid.asked if "round" not in header]
+    assert len(asked) == 3
+
+    seen = plan_of(path, devices=True)
+    problem = seen.studies["cdma-one"].problem
+    parts = [site.plan.studies["cdma-one"].problem.federation for site in sites]
+    held = [
+        {name: rows[part.offsets[n] : part.offsets[n] + part.sizes[n]] for name, rows in part.rows.items()}
+        for n, part in enumerate(parts)
+    ]
+    rows = {name: torch.cat([one[name] for one in held]) for name in held[0]}
+    problem.__dict__["federation"] = Federation(rows, torch.tensor([20, 29, 38]))
+    problem.learn({"p": float(rows["positive"].double().mean())})
+    problem_of = {name: dataclasses.replace(study, problem=problem) for name, study in seen.studies.items()}
+    seen = dataclasses.replace(seen, studies=problem_of)
+    quick = dataclasses.replace(seen.studies["cdma-one"], fleet=Everybody())
+    simulated(dataclasses.replace(seen, studies={"cdma-one": quick}), tmp_path / "sim")
+    assert_same_end(tmp_path / "real", tmp_path / "sim")
+    last = (tmp_path / "real" / "rounds.csv").read_text().splitlines()
+    assert last[0].endswith("time_simulated,test_auc,test_precision")
+
+
+def test_what_does_not_fit_rows_on_devices_is_refused(own, nine, tmp_path):
+    path, files = own
+    with pytest.raises(BadInput, match="on devices"):
+        plan_of(path)
+    with pytest.raises(BadInput, match="leave out test"):
+        plan_of(path, "problem.test=reference.csv", devices=True)
+    with pytest.raises(BadInput, match="partition = 'devices'"):
+        Site.holding(plan_of(nine), 0, tmp_path, str(files[0]))
+    plan = plan_of(path, devices=True)
+    other = table(tmp_path / "other.csv", 60, 99)
+    changed = plan_of(path, f"problem.dataset={other}", devices=True)
+    assert wire.contract(plan.resolved, "cdma-one") != wire.contract(changed.resolved, "cdma-one")
+    site = Site.holding(plan, 1, tmp_path, str(files[1]))
+    for facts in ({}, {"fact.p": "nan"}, {"fact.p": "2.0"}, {"fact.p": "much"}):
+        with pytest.raises(wire.Refused, match="does not fit"):
+            learn(site.plan.studies["cdma-one"].problem, facts)
+    files[0].write_text("age,dose,label\n1,2,sick\n")
+    with pytest.raises(BadInput, match="lacks the column 'ward'"):
+        Site.holding(plan, 0, tmp_path, str(files[0]))
+
+
 # --- keys and the outer door --------------------------------------------------------------------------------
 
 
@@ -838,21 +939,39 @@ def test_a_server_that_is_killed_comes_back_to_the_same_bits(tmp_path):
         assert_replays(fleet.run)
 
 
+def test_devices_join_with_their_own_files(own, tmp_path):
+    """The commands as a person types them, and Ctrl-C on a node."""
+    path, files = own
+    with Fleet(tmp_path, path, nodes=3) as fleet:
+        nodes = []
+        for client, file in enumerate(files):
+            place = ["--server", f"localhost:{fleet.port}", "--key", fleet.keys / f"node-{client}"]
+            command = [*FEDSADDLE, "join", path, *place, "--data", file, "--poll", "0.3"]
+            nodes.append(fleet.start(f"client-{client}", command))
+        fleet.wait(150)
+        assert "3 devices hold 87 rows" in fleet.log("server")
+        assert [line["verdict"] for line in told(fleet.run)] == ["go"] * 6
+        below = descendants(nodes[0].pid)
+        nodes[0].send_signal(signal.SIGINT)
+        assert nodes[0].wait(20) == 0
+        assert gone(below)
+
+
 def test_ctrl_c_leaves_nothing_behind_and_can_be_resumed(tmp_path):
-    path = experiment(tmp_path, only(NINE, "cdma-ada"), rounds=6)
-    command = list(map(str, [*FEDSADDLE, "local", path, "--nodes", "4", "--out", tmp_path / "real"]))
+    path = experiment(tmp_path, only(NINE, "cdma-ada"), rounds=4)
+    command = list(map(str, [*FEDSADDLE, "local", path, "--nodes", "2", "--out", tmp_path / "real"]))
     rounds = tmp_path / "real" / "history.jsonl"
 
     def go(*more):
         return subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    for number, expected in ((signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)):
+    for number, expected in ((signal.SIGTERM, 130), (signal.SIGKILL, -9)):
         size = rounds.stat().st_size if rounds.exists() else 0
         process = go(*(["--resume"] if size else []))
         try:
             wait_for(lambda: rounds.exists() and rounds.stat().st_size > size, 90, [process])  # noqa: B023
             below = descendants(process.pid)
-            assert len(below) == 6
+            assert len(below) == 4
             process.send_signal(number)
             _, told = process.communicate(timeout=40)
         finally:

@@ -543,6 +543,7 @@ def serve(
         engine="loop",
         history=True,
         settings=set_ or [],
+        devices=True,
     )
     path = _place(plan, folder)
     server = _server(plan, path, keys, deploy.parse_address(listen, "--listen"), resume, quiet)
@@ -559,6 +560,7 @@ def join(
     client: Annotated[
         int | None, typer.Option(help="Which client this is; by itself, as the keys' folder says.")
     ] = None,
+    data: Annotated[Path | None, typer.Option(help="This device's own rows, a .csv or .npz file.")] = None,
     set_: Set = None,
     folder: Annotated[
         Path | None, typer.Option(help="Where this device keeps things; by itself, beside its key.")
@@ -574,14 +576,15 @@ def join(
     host, port = deploy.parse_address(server, "--server")
     number = client if client is not None else _client_of(key)
     private, ca = node_key(key)
-    plan = load(experiment, engine="loop", device="cpu", settings=set_ or [])
+    plan = load(experiment, engine="loop", device="cpu", settings=set_ or [], devices=data is not None)
     clients = min(len(study.problem.federation) for study in plan.studies.values())
     if not 0 <= number < clients:
         raise BadInput(f"--client must be from 0 to {clients - 1} in this experiment, got {number}")
     if not poll > 0:
         raise BadInput(f"--poll must be above 0, got {poll}")
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    site = Site(plan, number, folder or key / "state")
+    own = folder or key / "state"
+    site = Site(plan, number, own) if data is None else Site.holding(plan, number, own, str(data))
     print(f"client {number} of {clients}, joining {place}", file=sys.stderr)
     raise typer.Exit(deploy.join(site, Address(place, ca, private), poll))
 

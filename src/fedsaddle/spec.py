@@ -35,7 +35,7 @@ from fedsaddle.errors import BadInput, check_count, check_seed, shown, unknown
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Fleet, Quorum
 from fedsaddle.merges import MERGES, Merge
-from fedsaddle.problem import Problem
+from fedsaddle.problem import Held, Problem
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.runs import Plan
 from fedsaddle.simulate import check_algorithm, device_named, hyperparameters, make_study
@@ -418,10 +418,19 @@ def load(
     history: bool | None = None,
     settings: Sequence[str] = (),
     clients: int | None = None,
+    devices: bool = False,
 ) -> Plan:
-    """A checked, resolved experiment, ready to run. Given `clients`, with so many and smaller quorums."""
+    """A checked, resolved experiment, ready to run. Given `clients`, with so many and smaller quorums.
+
+    One whose rows are on devices is refused, unless it is for `devices`.
+    """
     given = {"rounds": rounds, "seeds": seeds, "engine": engine, "device": device, "history": history}
     bench = _prepare(experiment, given, settings, clients)
+    if isinstance(bench.problem, Held) and bench.problem.away:
+        if not devices:
+            raise BadInput("the rows of this experiment are on devices: run it with fedsaddle serve and join")
+        if bench.checked.sampling == "size":
+            raise BadInput("sampling by size needs to know how many rows each device has; say uniform")
     tables, K = bench.checked.algorithms, bench.checked.K
     wanted = list(dict.fromkeys(algorithms)) or list(tables)
     for label in wanted:

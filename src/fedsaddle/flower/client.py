@@ -26,8 +26,20 @@ from safetensors.torch import load, save
 from fedsaddle.core import Message, Pair
 from fedsaddle.engine.loop import Loop
 from fedsaddle.engine.rounds import Study, begin, calls_of, send, visits_of
-from fedsaddle.errors import MOST
-from fedsaddle.flower.wire import Header, Refused, contract, header_of, integer, pack, size_of, unpack
+from fedsaddle.errors import MOST, BadInput
+from fedsaddle.flower.wire import (
+    COUNT,
+    FACT,
+    Header,
+    Refused,
+    contract,
+    header_of,
+    integer,
+    pack,
+    size_of,
+    unpack,
+)
+from fedsaddle.problem import Held, Problem
 from fedsaddle.runs import Plan, write_atomically
 
 CPU = torch.device("cpu")
@@ -41,6 +53,16 @@ class Site:
     client: int
     folder: Path
     _lanes: dict[tuple[str, int], Lane] = field(default_factory=dict)
+
+    @staticmethod
+    def holding(plan: Plan, client: int, folder: Path, file: str) -> Site:
+        """A device with rows of its own."""
+        problem = next(iter(plan.studies.values())).problem
+        if not isinstance(problem, Held) or not problem.away:
+            raise BadInput("--data goes with an experiment that says problem.partition = 'devices'")
+        own = problem.holding(client, file)
+        studies = {name: replace(study, problem=own) for name, study in plan.studies.items()}
+        return Site(replace(plan, studies=studies), client, folder)
 
     def lane(self, algorithm: str, seed: int) -> Lane:
         """One algorithm and seed. The last few are kept ready."""
@@ -166,10 +188,32 @@ def visit(site: Site, records: RecordDict) -> tuple[Header, Message]:
     if blank is not None:
         memory = Memory(site.folder, str(header.get("run")), algorithm, seed)
         kept = memory.recall(last, blank)
+    learn(lane.study.problem, header)
     up, keep = lane.answer(site.client, t, round, phase, down, kept)
     if memory is not None and keep is not None:
         memory.keep(round, keep)
     return header, up
+
+
+def learn(problem: Problem, header: Header) -> None:
+    """Take over what the server has added up from all devices' counts."""
+    if not isinstance(problem, Held) or not problem.away:
+        return
+    try:
+        told = {key: float(value) for key, value in header.items() if key.startswith(FACT)}
+        problem.learn({key.removeprefix(FACT): value for key, value in told.items()})
+    except (KeyError, ValueError) as error:
+        raise Refused(f"what the server knows of all devices does not fit: {error}") from None
+
+
+def enrol(site: Site, records: RecordDict) -> Header:
+    """Tell the few counts that the task needs of every device."""
+    header = header_of(records, {"client": site.client})
+    algorithm, study = next(iter(site.plan.studies.items()))
+    header_of(records, {"algorithm": algorithm, "contract": contract(site.plan.resolved, algorithm)})
+    if not isinstance(study.problem, Held):
+        raise Refused("this device's task has nothing to tell")
+    return {**header, **{COUNT + key: count for key, count in study.problem.counts(site.client).items()}}
 
 
 def client_app(site: Site) -> ClientApp:
@@ -180,5 +224,9 @@ def client_app(site: Site) -> ClientApp:
     def train(message: Envelope, context: Context) -> Envelope:
         header, up = visit(site, message.content)
         return Envelope(pack(header, up), reply_to=message)
+
+    @app.query("enrol")  # type: ignore[untyped-decorator, unused-ignore]
+    def query(message: Envelope, context: Context) -> Envelope:
+        return Envelope(pack(enrol(site, message.content), {}), reply_to=message)
 
     return app

@@ -203,7 +203,9 @@ def _server(server: Server, nodes: dict[int, int], socket: Path, token: str) -> 
 
     def work(grid: Grid) -> None:
         nonlocal code
-        deployment = Deployment(Roll(grid, nodes, asked, say), server.plan, run_name(server.room))
+        deployment = Deployment(
+            Roll(grid, nodes, asked, say), server.plan, run_name(server.room), folder=server.room
+        )
         deployment.recall(server.folder)
         code = server.work(deployment, _progress(server) > 0)
         if code in (0, 3):

@@ -28,12 +28,23 @@ from torch.utils._pytree import tree_map
 from fedsaddle.checks import bounds, refuse
 from fedsaddle.core import Message, Pair, Remembers
 from fedsaddle.engine.rounds import Event, Lanes, Posted, Study, calls_of, choose, exchange, send, which
-from fedsaddle.errors import BadInput
+from fedsaddle.errors import MOST, BadInput
 from fedsaddle.fleet import Quorum, Verdict, invite
 from fedsaddle.flower.client import Lane
-from fedsaddle.flower.wire import Header, Refused, contract, header_of, pack, unpack
+from fedsaddle.flower.wire import (
+    COUNT,
+    FACT,
+    Header,
+    Refused,
+    contract,
+    header_of,
+    integer,
+    pack,
+    unpack,
+)
 from fedsaddle.history import Gathering, Told
-from fedsaddle.runs import HISTORY, Interrupted, Plan, read_checkpoint, verified
+from fedsaddle.problem import Counts, Facts, Held
+from fedsaddle.runs import HISTORY, Interrupted, Plan, read_checkpoint, verified, write_atomically
 
 STRIKES = 3  # refused answers after which a client is no longer invited, if the experiment does not say
 SLACK = 5.0  # seconds that an answer may come after the deadline before its message expires
@@ -132,6 +143,8 @@ class Deployment:
     refusals: Counter[int] = field(default_factory=Counter)  # by client
     kept: dict[tuple[str, int, int], int] = field(default_factory=dict)  # (name, seed, client) -> round
     _like: dict[str, list[Message]] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)  # what was added up from all devices' counts
+    folder: Path | None = None  # where they are kept
     _begun: bool = False
 
     def recall(self, folder: Path) -> None:
@@ -161,6 +174,7 @@ class Deployment:
         if not self._begun:
             self._begun = True
             self._wait_for_all()
+            self._enrol(study)
         after, events = lanes, []
         for lane in which(lanes.alive):
             after, more = self._lane(study, after, lane, round, [] if history is None else history)
@@ -226,6 +240,7 @@ class Deployment:
             "round": round,
             "phase": number,
             "t": t,
+            **{FACT + key: repr(value) for key, value in self.facts.items()},
         }
         expected = self._likes(study)[number]
         limits = {} if study.checks is None else bounds(study.checks.norm, study.kinds[number])
@@ -329,6 +344,51 @@ class Deployment:
                 lane.answer(0, 0, 0, number, down, lane.blank(0))[0] for number, down in enumerate(lane.down)
             ]
         return self._like[name]
+
+    def _enrol(self, study: Study) -> None:
+        """Ask every device for the counts that the task needs, once in a run."""
+        problem = study.problem
+        if not isinstance(problem, Held) or not problem.away:
+            return
+        path = None if self.folder is None else self.folder / "facts.json"
+        if path is not None and path.exists():
+            self.facts = json.loads(path.read_bytes())
+        else:
+            counts = self._counts(problem)
+            self.facts = problem.facts(list(counts.values()))
+            self.roll.say(f"{len(counts)} devices hold {sum(one['rows'] for one in counts.values())} rows")
+            if path is not None:
+                write_atomically(path, json.dumps(self.facts).encode())
+        problem.learn(self.facts)
+
+    def _counts(self, problem: Held) -> dict[int, Counts]:
+        algorithm = next(iter(self.plan.studies))
+        header: Header = {"algorithm": algorithm, "contract": contract(self.plan.resolved, algorithm)}
+        wanted, expires = problem.counts(0).keys(), time.monotonic() + PATIENCE
+        letters = {
+            client: Envelope(
+                pack({**header, "client": client}, {}),
+                dst_node_id=self.roll.nodes[client],
+                message_type="query.enrol",
+                ttl=PATIENCE,
+            )
+            for client in self.roll.idle()
+        }
+        self.roll.push(letters, lambda client: Owed(client, "", 0, 0, 0, expires))
+        counts: dict[int, Counts] = {}
+        while self.roll.owing:
+            for _, owed, reply in self.roll.arrivals():
+                if reply is None:
+                    continue
+                try:
+                    if not reply.has_content():
+                        raise Refused(str(reply.error.reason)[:200])
+                    told = header_of(reply.content, {**header, "client": owed.client})
+                    counts[owed.client] = {key: integer(told, COUNT + key, 0, MOST) for key in wanted}
+                except Refused as error:
+                    self._strike(owed.client, str(error), STRIKES)
+            time.sleep(POLL)
+        return counts
 
     def _wait_for_all(self) -> None:
         """Give everybody with a key some time to come, once. Then the first cohort is the simulator's."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from fedsaddle.core import Message, Pair
 
 HEADER, FLOATS = "header", "floats"
+COUNT, FACT = "count.", "fact."  # what a device tells of its rows, and what follows from all of them
 TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 Header = dict[str, int | str]
@@ -120,11 +121,14 @@ def contract(resolved: dict[str, Any], algorithm: str) -> str:
 
     Rounds, seeds, quorum and fleet are the server's alone, and where a file lies is each side's own affair.
     """
+    task = resolved["problem"]
     problem = {
         key: value
-        for key, value in resolved["problem"].items()
+        for key, value in task.items()
         if not (key in ELSEWHERE and ("/" in str(value) or "sha256" in key))
     }
+    if task.get("partition") == "devices":  # the one file that everybody has scales their columns
+        problem["sha256"] = task["sha256"]
     rule = {key: value for key, value in resolved["algorithms"][algorithm].items() if key != "invite"}
     agreed = {
         "problem": problem,
