@@ -500,6 +500,10 @@ def data(
 
 Listen = Annotated[str, typer.Option(help="Where nodes find the server, as HOST:PORT.")]
 Poll = Annotated[float, typer.Option(help="Seconds between looks for a message.")]
+Fewer = Annotated[
+    int | None,
+    typer.Option("--clients", help="So many clients, of whom a quorum asks no more than there are."),
+]
 KEEP_AN_EYE = 0.5  # seconds between looks of the nodes of `local`
 
 
@@ -523,6 +527,7 @@ def serve(
     experiment: Experiment,
     keys: Annotated[Path, typer.Option(help="The server's keys: KEYS/server.")],
     listen: Listen = "127.0.0.1:9092",
+    clients: Fewer = None,
     algorithm: Only = "",
     rounds: Rounds = None,
     seeds: Seeds = None,
@@ -543,6 +548,7 @@ def serve(
         engine="loop",
         history=True,
         settings=set_ or [],
+        clients=clients,
         devices=True,
     )
     path = _place(plan, folder)
@@ -560,6 +566,7 @@ def join(
     client: Annotated[
         int | None, typer.Option(help="Which client this is; by itself, as the keys' folder says.")
     ] = None,
+    clients: Fewer = None,
     data: Annotated[Path | None, typer.Option(help="This device's own rows, a .csv or .npz file.")] = None,
     set_: Set = None,
     folder: Annotated[
@@ -576,16 +583,23 @@ def join(
     host, port = deploy.parse_address(server, "--server")
     number = client if client is not None else _client_of(key)
     private, ca = node_key(key)
-    plan = load(experiment, engine="loop", device="cpu", settings=set_ or [], devices=data is not None)
-    clients = min(len(study.problem.federation) for study in plan.studies.values())
-    if not 0 <= number < clients:
-        raise BadInput(f"--client must be from 0 to {clients - 1} in this experiment, got {number}")
+    plan = load(
+        experiment,
+        engine="loop",
+        device="cpu",
+        settings=set_ or [],
+        clients=clients,
+        devices=data is not None,
+    )
+    there = min(len(study.problem.federation) for study in plan.studies.values())
+    if not 0 <= number < there:
+        raise BadInput(f"--client must be from 0 to {there - 1} in this experiment, got {number}")
     if not poll > 0:
         raise BadInput(f"--poll must be above 0, got {poll}")
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     own = folder or key / "state"
     site = Site(plan, number, own) if data is None else Site.holding(plan, number, own, str(data))
-    print(f"client {number} of {clients}, joining {place}", file=sys.stderr)
+    print(f"client {number} of {there}, joining {place}", file=sys.stderr)
     raise typer.Exit(deploy.join(site, Address(place, ca, private), poll))
 
 
