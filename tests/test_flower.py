@@ -28,11 +28,13 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from fedsaddle import cli
 from fedsaddle.core import Pair
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Everybody
 from fedsaddle.flower import deploy, keys, link, server, wire
 from fedsaddle.flower.client import Memory, Site, client_app, learn, visit
+from fedsaddle.flower.supervise import Family
 from fedsaddle.problem import Federation
 from fedsaddle.replay import replay_run
 from fedsaddle.runs import RunFolder, execute
@@ -318,6 +320,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(server, "POLL", 0.002)
     monkeypatch.setattr(server, "ROLL_CALL", 0.0)
     monkeypatch.setattr(server, "SLACK", 0.3)
+    monkeypatch.setattr(server, "PATIENCE", 0.5)
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # as Flower's runner does
 
 
@@ -354,10 +357,10 @@ def test_the_first_enough_answers_are_used_and_the_others_are_late(nine, tmp_pat
     """S^ = 4, S_t = 2: clients 1 and 3 are fast. The late answers are counted, and nobody is asked twice."""
 
     def answers(header, reply):
-        return [(0.0 if header["client"] in (1, 3) else 0.5, reply)]
+        return [(0.0 if header["client"] in (1, 3) else 4.0, reply)]
 
-    settings = ["quorum={invite=4, enough=2, deadline=5.0}"]
-    plan = plan_of(nine, *settings, algorithms=["cdma-one"], rounds=5)
+    settings = ["quorum={invite=4, enough=2, deadline=30.0}"]
+    plan = plan_of(nine, *settings, algorithms=["cdma-one"], rounds=2)
     grid = Clients(plan, tmp_path / "nodes", answers)
     deployed(plan, grid, tmp_path / "real")
     lines = told(tmp_path / "real")
@@ -375,7 +378,7 @@ def test_an_answer_that_comes_rounds_later_is_counted_and_dropped(nine, tmp_path
     plan = plan_of(nine, "quorum={invite=4, enough=3, deadline=5.0}", algorithms=["cdma-nc"], rounds=12)
     deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real")
     overdue = [line for line in told(tmp_path / "real") if line.get("overdue")]
-    assert [line["overdue"] for line in overdue if 0 in line["overdue"]] == [[0]]
+    assert any(0 in line["overdue"] and line["round"] > 0 for line in overdue)
     assert_replays(tmp_path / "real")
     assert ",late," in (tmp_path / "real" / "traffic.csv").read_text()
 
@@ -711,7 +714,53 @@ def test_addresses_are_checked(text):
     assert deploy.parse_address("[::1]:9092", "--server") == ("::1", 9092)
 
 
-# --- real processes -----------------------------------------------------------------------------------------
+# --- the commands -------------------------------------------------------------------------------------------
+
+SERVE, JOIN = ["serve", "nine.toml", "--keys"], ["join", "nine.toml", "--server", "localhost:1", "--key"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([*SERVE, "nowhere"], "server.crt is missing"),
+        ([*SERVE, "keys"], "server.crt is missing"),
+        ([*SERVE, "keys/server", "--listen", "everywhere"], "--listen takes HOST:PORT"),
+        ([*SERVE, "keys/server", "--set", "faults={drop=0.1}"], "leave [faults] out"),
+        ([*SERVE, "keys/server", "--clients", "1"], "the experiment has 1 clients"),
+        ([*SERVE, "keys/server", "--set", "quorum.invite=4"], "waits for 4 answers, but only 2 nodes"),
+        ([*SERVE, "keys/server", "--algorithm", "sgd"], "unknown algorithm"),
+        ([*SERVE, "keys/server", "--clients", "0"], "clients must be at least 1"),
+        ([*JOIN, "nowhere/node-0"], "cannot read nowhere/node-0/key"),
+        ([*JOIN, "keys/server"], "which client is this?"),
+        ([*JOIN, "keys/server", "--client", "0"], "cannot read keys/server/key"),
+        ([*JOIN, "keys/node-0", "--client", "4"], "from 0 to 3"),
+        ([*JOIN, "keys/node-0", "--poll", "0"], "--poll must be above 0"),
+        ([*JOIN, "keys/node-0", "--data", "rows.csv"], "partition = 'devices'"),
+        (["local", "nine.toml", "--nodes", "0"], "clients must be at least 1"),
+        (["keys", "keys", "--nodes", "0"], "nodes must be at least 1"),
+        (["keys", ".", "--nodes", "1"], "something else"),
+        (["keys", "keys", "--host", "other.example.org"], "choose another folder"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(nine, tmp_path, monkeypatch, capsys, words, why):
+    monkeypatch.chdir(tmp_path)
+    keys.make(Path("keys"), 2)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    monkeypatch.setattr(sys, "argv", ["fedsaddle", *words])
+    monkeypatch.setattr(Family, "start", lambda *_: pytest.fail("it was accepted"))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    out, told = capsys.readouterr()
+    assert (end.value.code, out) == (2, ""), told
+    assert told.startswith("error: ")
+    assert told.count("\n") == 1
+    assert why in told
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+# --- real processes: one deployment at a time, since each is many -------------------------------------------
+
+processes = pytest.mark.xdist_group("deployment")
 
 
 def descendants(pid):
@@ -823,11 +872,12 @@ def only(text, *names):
     return head + "[algorithms]\n" + "\n".join(kept) + "\n"
 
 
+@processes
 def test_local_runs_all_nine_as_the_simulator_does(tmp_path):
     """Keys, TLS, a SuperLink, four nodes, nine algorithms: one command, and the simulator's bits."""
     path = experiment(tmp_path, rounds=2)
     command = [*FEDSADDLE, "local", path, "--nodes", "4", "--out", tmp_path / "real"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "report" in done.stdout
     simulated(plan_of(path), tmp_path / "sim")
@@ -838,21 +888,22 @@ def test_local_runs_all_nine_as_the_simulator_does(tmp_path):
 FAULTS = {
     0: {"1.0": "raise", "3.0": "huge", "5.0": "die"},
     1: {"1.1": "nan", "3.1": "twice", "6.1": "die"},
-    2: {"2.0": "shape", "4.0": "sleep:7", "7.0": "sleep:25"},
+    2: {"2.0": "shape", "4.0": "sleep:10", "7.0": "sleep:30"},
     3: {"2.1": "stale", "4.1": "envelope"},
 }
 
 
+@processes
 def test_every_fault_of_a_node_is_borne(tmp_path):
     """One deployment, a fault a round; what becomes of each is in the history, and replay agrees."""
     text = only(NINE, "cdma-one") + "[checks]\nstrikes = 5\n"
-    path = experiment(tmp_path, text, rounds=9, invite="4\nminimum = 2", deadline="5.0")
+    path = experiment(tmp_path, text, rounds=9, invite="4\nminimum = 2", deadline="8.0")
     with Fleet(tmp_path, path) as fleet:
         for client, plan in FAULTS.items():
             fleet.join(client, plan)
-        wait_for((fleet.run / "deployment" / "link.db").exists, 60, [fleet.serve])
+        wait_for((fleet.run / "deployment" / "link.db").exists, 300, [fleet.serve])
         check_strangers(fleet)
-        fleet.wait(240)
+        fleet.wait(400)
         lines = {(line["round"], line["phase"]): line for line in told(fleet.run)}
         assert sorted(lines[0, 0]["used"]) == sorted(lines[0, 1]["used"]) == [0, 1, 2, 3]
         assert "boom" in lines[1, 0]["refused"]["0"]
@@ -891,7 +942,7 @@ def check_strangers(fleet):
 
     stranger = generate_key_pairs()[0]
     own, _ = keys.node_key(fleet.keys / "node-1")
-    wait_for(lambda: "online" in fleet.log("client-1"), 120, [fleet.serve])
+    wait_for(lambda: "online" in fleet.log("client-1"), 300, [fleet.serve])
     for key, public in (
         (stranger, None),
         (None, own.public_key()),
@@ -916,6 +967,7 @@ def check_strangers(fleet):
         httpx.post(f"{base}/v1/fleet/pull-messages", content=b"")  # a CA nobody else knows
 
 
+@processes
 def test_a_server_that_is_killed_comes_back_to_the_same_bits(tmp_path):
     """The ServerApp between two phases, then the SuperLink; the nodes come back by themselves."""
     text = only(NINE, "cdma-one", "codasca")
@@ -924,13 +976,13 @@ def test_a_server_that_is_killed_comes_back_to_the_same_bits(tmp_path):
         fleet.join(0, {"1.1": "mark:2"})
         fleet.join(1, {"3.0": "mark:2"})
         fleet.join(2)
-        wait_for(fleet.mark(0).exists, 120, [fleet.serve])
+        wait_for(fleet.mark(0).exists, 300, [fleet.serve])
         _, app = descendants(fleet.serve.pid)
         os.kill(app, signal.SIGKILL)
-        wait_for(fleet.mark(1).exists, 120, [fleet.serve])
+        wait_for(fleet.mark(1).exists, 300, [fleet.serve])
         hub = descendants(fleet.serve.pid)[0]
         os.kill(hub, signal.SIGKILL)
-        fleet.wait(240)
+        fleet.wait(400)
         said = fleet.log("server")
         assert "the ServerApp has ended (signal 9)" in said
         assert "the SuperLink has ended; starting it again" in said
@@ -939,6 +991,7 @@ def test_a_server_that_is_killed_comes_back_to_the_same_bits(tmp_path):
         assert_replays(fleet.run)
 
 
+@processes
 def test_devices_join_with_their_own_files(own, tmp_path):
     """The commands as a person types them, and Ctrl-C on a node."""
     path, files = own
@@ -948,7 +1001,7 @@ def test_devices_join_with_their_own_files(own, tmp_path):
             place = ["--server", f"localhost:{fleet.port}", "--key", fleet.keys / f"node-{client}"]
             command = [*FEDSADDLE, "join", path, *place, "--data", file, "--poll", "0.3"]
             nodes.append(fleet.start(f"client-{client}", command))
-        fleet.wait(150)
+        fleet.wait(400)
         assert "3 devices hold 87 rows" in fleet.log("server")
         assert [line["verdict"] for line in told(fleet.run)] == ["go"] * 6
         below = descendants(nodes[0].pid)
@@ -957,6 +1010,7 @@ def test_devices_join_with_their_own_files(own, tmp_path):
         assert gone(below)
 
 
+@processes
 def test_ctrl_c_leaves_nothing_behind_and_can_be_resumed(tmp_path):
     path = experiment(tmp_path, only(NINE, "cdma-ada"), rounds=4)
     command = list(map(str, [*FEDSADDLE, "local", path, "--nodes", "2", "--out", tmp_path / "real"]))
@@ -969,17 +1023,17 @@ def test_ctrl_c_leaves_nothing_behind_and_can_be_resumed(tmp_path):
         size = rounds.stat().st_size if rounds.exists() else 0
         process = go(*(["--resume"] if size else []))
         try:
-            wait_for(lambda: rounds.exists() and rounds.stat().st_size > size, 90, [process])  # noqa: B023
+            wait_for(lambda: rounds.exists() and rounds.stat().st_size > size, 300, [process])  # noqa: B023
             below = descendants(process.pid)
             assert len(below) == 4
             process.send_signal(number)
-            _, told = process.communicate(timeout=40)
+            _, told = process.communicate(timeout=60)
         finally:
             process.kill()
         assert process.returncode == expected, told
         assert gone(below)
         if number != signal.SIGKILL:
             assert "--resume" in told
-    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     assert_replays(tmp_path / "real")

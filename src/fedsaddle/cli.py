@@ -553,8 +553,9 @@ def serve(
     )
     path = _place(plan, folder)
     server = _server(plan, path, keys, deploy.parse_address(listen, "--listen"), resume, quiet)
-    deploy.check(server)
-    print(f"listening on {listen}; {len(deploy.check(server))} devices may join", file=sys.stderr)
+    may_join = len(deploy.check(server))
+    RunFolder(path, plan, resume).close()  # a folder that cannot be used is refused before all is started
+    print(f"listening on {listen}; {may_join} devices may join", file=sys.stderr)
     _after(deploy.serve(server), path, quiet)
 
 
@@ -638,6 +639,7 @@ def local(
     )
     path = _place(plan, folder)
     own = path / "deployment" / "keys"
+    RunFolder(path, plan, resume).close()
     keys.make(own, nodes)
     server = _server(plan, path, own / "server", ("127.0.0.1", deploy.free_port()), resume, quiet)
     _after(deploy.local(server, list(range(nodes)), KEEP_AN_EYE), path, quiet)
@@ -659,9 +661,6 @@ def _server(
             return BAD_INPUT
         return 0
 
-    RunFolder(
-        path, plan, resume
-    ).close()  # a folder that cannot be used is refused before anything is started
     return deploy.Server(plan, path, keys, address, work, _until_asked)
 
 

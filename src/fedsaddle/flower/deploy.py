@@ -8,10 +8,12 @@ that the nodes come back as who they were. `join` is two: this one, and the node
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,10 +24,10 @@ import httpx
 from filelock import FileLock, Timeout
 from flwr.common.constant import SubStatus
 from flwr.common.serde import context_from_proto, run_from_proto
-from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
+from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest, SendTaskHeartbeatRequest
 from flwr.serverapp import Grid
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.run import RunNotRunningException
+from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsaddle.core import Remembers
@@ -43,6 +45,7 @@ DONE = (0, 2, 3, 130)  # ends of a ServerApp that starting it again would not ch
 TRIES = 5  # times that a ServerApp may die without making a checkpoint
 REFUSED = 4  # a node's exit code when the server does not let it in
 GIVE_UP = 90.0  # seconds of refusals: as long as a node that was killed may seem to be online
+BEAT = 10.0  # seconds between the ServerApp's signs of life; Flower wants one every 30
 DRAIN = 30.0  # seconds to wait for answers that are still owed when the last round is over
 
 Play = Callable[..., object]
@@ -193,8 +196,7 @@ def _server(server: Server, nodes: dict[int, int], socket: Path, token: str) -> 
     client = link.runtime_client(socket, token)
     grid = PromptGrid(token)
     grid._client = client
-    heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
-    heart.start()
+    threading.Thread(target=_beat, args=(client,), daemon=True).start()
     task = client.PullTaskInput(PullTaskInputRequest())
     TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
     TaskIdentity.node_id = task.context.node_id
@@ -218,6 +220,14 @@ def _server(server: Server, nodes: dict[int, int], socket: Path, token: str) -> 
         say("the ServerApp has lost the SuperLink")
         return 1
     return code
+
+
+def _beat(client: RuntimeHttpClient) -> None:
+    """Tell the SuperLink now and then that the ServerApp lives; the next call will say if it is too late."""
+    while True:
+        with contextlib.suppress(Exception):
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        time.sleep(BEAT)
 
 
 def run_name(room: Path) -> str:
