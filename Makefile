@@ -27,7 +27,7 @@ demo: setup
 	else echo "MNIST is out of reach; the small digits that come with scikit-learn do instead"; $(BIN)/fedsaddle run auc-digits; fi
 
 test: setup
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -758,9 +758,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(nine, tmp_path, monkeypatch,
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-# --- real processes: one deployment at a time, since each is many -------------------------------------------
-
-processes = pytest.mark.xdist_group("deployment")
+# --- real processes -----------------------------------------------------------------------------------------
 
 
 def descendants(pid):
@@ -872,7 +870,6 @@ def only(text, *names):
     return head + "[algorithms]\n" + "\n".join(kept) + "\n"
 
 
-@processes
 def test_local_runs_all_nine_as_the_simulator_does(tmp_path):
     """Keys, TLS, a SuperLink, four nodes, nine algorithms: one command, and the simulator's bits."""
     path = experiment(tmp_path, rounds=2)
@@ -893,7 +890,6 @@ FAULTS = {
 }
 
 
-@processes
 def test_every_fault_of_a_node_is_borne(tmp_path):
     """One deployment, a fault a round; what becomes of each is in the history, and replay agrees."""
     text = only(NINE, "cdma-one") + "[checks]\nstrikes = 5\n"
@@ -967,7 +963,6 @@ def check_strangers(fleet):
         httpx.post(f"{base}/v1/fleet/pull-messages", content=b"")  # a CA nobody else knows
 
 
-@processes
 def test_a_server_that_is_killed_comes_back_to_the_same_bits(tmp_path):
     """The ServerApp between two phases, then the SuperLink; the nodes come back by themselves."""
     text = only(NINE, "cdma-one", "codasca")
@@ -991,7 +986,6 @@ def test_a_server_that_is_killed_comes_back_to_the_same_bits(tmp_path):
         assert_replays(fleet.run)
 
 
-@processes
 def test_devices_join_with_their_own_files(own, tmp_path):
     """The commands as a person types them, and Ctrl-C on a node."""
     path, files = own
@@ -1010,7 +1004,6 @@ def test_devices_join_with_their_own_files(own, tmp_path):
         assert gone(below)
 
 
-@processes
 def test_ctrl_c_leaves_nothing_behind_and_can_be_resumed(tmp_path):
     path = experiment(tmp_path, only(NINE, "cdma-ada"), rounds=4)
     command = list(map(str, [*FEDSADDLE, "local", path, "--nodes", "2", "--out", tmp_path / "real"]))
