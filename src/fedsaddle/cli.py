@@ -668,11 +668,6 @@ def _after(code: int, path: Path, quiet: bool) -> None:
     """What a person sees at the end of a deployment."""
     if code in (0, ALL_DIVERGED) and not _report(path, quiet):
         code = ALL_DIVERGED
-    if code == INTERRUPTED:
-        print(
-            f"stopped; go on with the same command and: --out {shlex.quote(str(path))} --resume",
-            file=sys.stderr,
-        )
     raise typer.Exit(code)
 
 
