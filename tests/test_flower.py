@@ -885,7 +885,7 @@ def test_local_runs_all_nine_as_the_simulator_does(tmp_path):
 FAULTS = {
     0: {"1.0": "raise", "3.0": "huge", "5.0": "die"},
     1: {"1.1": "nan", "3.1": "twice", "6.1": "die"},
-    2: {"2.0": "shape", "4.0": "sleep:10", "7.0": "sleep:30"},
+    2: {"2.0": "shape", "4.0": "sleep:8", "7.0": "sleep:14"},
     3: {"2.1": "stale", "4.1": "envelope"},
 }
 
@@ -893,7 +893,7 @@ FAULTS = {
 def test_every_fault_of_a_node_is_borne(tmp_path):
     """One deployment, a fault a round; what becomes of each is in the history, and replay agrees."""
     text = only(NINE, "cdma-one") + "[checks]\nstrikes = 5\n"
-    path = experiment(tmp_path, text, rounds=9, invite="4\nminimum = 2", deadline="8.0")
+    path = experiment(tmp_path, text, rounds=8, invite="4\nminimum = 2", deadline="6.0")
     with Fleet(tmp_path, path) as fleet:
         for client, plan in FAULTS.items():
             fleet.join(client, plan)

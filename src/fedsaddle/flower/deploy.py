@@ -39,12 +39,13 @@ from fedsaddle.flower.grid import PromptGrid
 from fedsaddle.flower.node import Address, App, attend
 from fedsaddle.flower.server import Deployment, Roll, server_app
 from fedsaddle.flower.supervise import Child, Family, asked_to_end
-from fedsaddle.runs import Plan, write_atomically
+from fedsaddle.runs import Interrupted, Plan, write_atomically
 
 DONE = (0, 2, 3, 130)  # ends of a ServerApp that starting it again would not change
 TRIES = 5  # times that a ServerApp may die without making a checkpoint
 REFUSED = 4  # a node's exit code when the server does not let it in
 GIVE_UP = 90.0  # seconds of refusals: as long as a node that was killed may seem to be online
+AGAIN = 2.0  # seconds before a node of `local` is started again
 BEAT = 10.0  # seconds between the ServerApp's signs of life; Flower wants one every 30
 DRAIN = 30.0  # seconds to wait for answers that are still owed when the last round is over
 
@@ -211,7 +212,8 @@ def _server(server: Server, nodes: dict[int, int], socket: Path, token: str) -> 
         deployment.recall(server.folder)
         code = server.work(deployment, _progress(server) > 0)
         if code in (0, 3):
-            deployment.roll.drain(DRAIN)
+            with contextlib.suppress(Interrupted):  # then somebody does not want to wait
+                deployment.roll.drain(DRAIN)
 
     try:
         server_app(work)(grid, context_from_proto(task.context))
@@ -318,6 +320,7 @@ def local(server: Server, clients: list[int], poll: float) -> int:
     public = f"{server.address[0]}:{server.address[1]}"
     family = Family()
     children: dict[int, Child] = {}
+    started: dict[int, float] = {}
     largest = Site(server.plan, clients[0], folder).prepare()
 
     def start(client: int) -> None:
@@ -325,6 +328,7 @@ def local(server: Server, clients: list[int], poll: float) -> int:
         site.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         key, ca = keys.node_key(server.keys.parent / f"node-{client}")
         address, app = Address(public, ca, key), client_app(site)
+        started[client] = time.monotonic()
         children[client] = family.start(
             f"client {client}",
             lambda: node(site, app, address, largest, poll),
@@ -333,7 +337,7 @@ def local(server: Server, clients: list[int], poll: float) -> int:
 
     def tend() -> None:
         for client, child in list(children.items()):
-            if not child.alive():
+            if not child.alive() and time.monotonic() - started[client] > AGAIN:
                 start(client)
 
     for client in clients:

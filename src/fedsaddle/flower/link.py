@@ -19,7 +19,13 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 from flwr.cli.build import build_fab_from_files
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    UnregisterNodeRequest,
+)
 from flwr.proto.fab_pb2 import Fab
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, TaskType
@@ -29,6 +35,8 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
 from flwr.superlink.main import create_app
+
+from fedsaddle.errors import BadInput
 
 FLEET = frozenset(
     f"/v1/fleet/{call}"
@@ -189,13 +197,22 @@ def ready_file(socket: Path) -> Path:
 
 
 def register(socket: Path, keys: dict[int, bytes]) -> dict[int, int]:
-    """Let these keys in and open the outer door; the Flower node of each client."""
+    """Let these keys in and nobody else, and open the outer door; the Flower node of each client."""
     with open_client(ControlHttpClient, socket) as control:
-        known = {one.public_key: one.node_id for one in control.ListNodes(ListNodesRequest()).nodes_info}
+        listed = control.ListNodes(ListNodesRequest()).nodes_info
+        known = {one.public_key: one.node_id for one in listed if one.status != "unregistered"}
+        for key in known.keys() - set(keys.values()):
+            control.UnregisterNode(UnregisterNodeRequest(node_id=known[key]))
         for client, key in keys.items():
             if key not in known:
                 request = RegisterNodeRequest(public_key=key, name=f"client-{client}")
-                known[key] = control.RegisterNode(request).node_id
+                try:
+                    known[key] = control.RegisterNode(request).node_id
+                except httpx.HTTPStatusError:  # Flower does not take a key twice
+                    raise BadInput(
+                        f"the key of client {client} was locked out of this run before; remove "
+                        f"node-{client} and its .pub, and make a new key with fedsaddle keys"
+                    ) from None
     ready_file(socket).touch()
     return {client: known[key] for client, key in keys.items()}
 
