@@ -198,7 +198,7 @@ def _told(text: str, rules: dict[str, Rules]) -> Told:
         float(entry["seconds"]),
         Verdict(entry["verdict"]),
         entry["duplicate"],
-        overdue=entry["overdue"],
+        overdue=tuple(entry["overdue"]),
     )
     _obeys(own, rule)
     return Told(entry["algorithm"], entry["seed"], entry["round"], entry["phase"], own)
