@@ -31,7 +31,7 @@ FLOORS = [
     {"simulate"},
     {"runs", "environment", "sweep"},
     {"spec", "report", "tensorboard"},
-    {"replay"},
+    {"replay", "flower"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
@@ -33,7 +33,7 @@ from fedsaddle import __version__
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.data import sources
 from fedsaddle.engine import machine
-from fedsaddle.engine.course import Stop
+from fedsaddle.engine.course import Play, Stop
 from fedsaddle.engine.tapes import Tapes, cores
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import FLEETS
@@ -44,6 +44,10 @@ from fedsaddle.report.sweeps import CHOSEN_BY_TEST, families_of, winners_toml
 from fedsaddle.runs import Interrupted, Plan, RunFolder, Watch, execute, write_atomically
 from fedsaddle.spec import load, load_sweep, shipped
 from fedsaddle.sweep import score
+
+if TYPE_CHECKING:
+    from fedsaddle.flower import deploy
+    from fedsaddle.flower.server import Deployment
 
 BAD_INPUT, ALL_DIVERGED, INTERRUPTED = 2, 3, 130
 
@@ -256,7 +260,8 @@ def run(
         history=history or None,
         settings=set_ or [],
     )
-    path = _carry_out(plan, folder, resume, quiet, checkpoint_seconds)
+    path = _place(plan, folder)
+    _carry_out(plan, path, resume, quiet, checkpoint_seconds)
     if not _report(path, quiet):
         raise typer.Exit(ALL_DIVERGED)
 
@@ -296,7 +301,8 @@ def sweep(
         deterministic=deterministic,
         settings=set_ or [],
     )
-    path = _carry_out(plan, folder, resume, quiet, checkpoint_seconds)
+    path = _place(plan, folder)
+    _carry_out(plan, path, resume, quiet, checkpoint_seconds)
     if not _report_sweep(path, quiet):
         raise typer.Exit(ALL_DIVERGED)
 
@@ -314,16 +320,28 @@ def _check_options(algorithm: str, folder: Path | None, resume: bool, checkpoint
     return [name.strip() for name in algorithm.split(",") if name.strip()]
 
 
-def _carry_out(plan: Plan, folder: Path | None, resume: bool, quiet: bool, checkpoint_seconds: float) -> Path:
-    """Run what is left of a plan, in its folder."""
+def _place(plan: Plan, folder: Path | None) -> Path:
+    """The folder of a run; without one that was asked for, a new one."""
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in plan.resolved["name"])
     kind = "-sweep" if plan.by else ""
-    path = folder or Path("runs") / f"{name}{kind}-{datetime.now():%Y%m%d-%H%M%S}"
+    return folder or Path("runs") / f"{name}{kind}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _carry_out(
+    plan: Plan,
+    path: Path,
+    resume: bool,
+    quiet: bool,
+    checkpoint_seconds: float,
+    asked: Callable[[], bool] | None = None,
+    play: Play | None = None,
+) -> None:
+    """Run what is left of a plan, in its folder. Rounds are simulated unless somebody else plays them."""
     run_folder = RunFolder(path, plan, resume)
     for note in (*plan.notes, *run_folder.notes):
         print(f"note: {note}", file=sys.stderr)
     try:
-        _execute(run_folder, quiet, checkpoint_seconds)
+        _execute(run_folder, quiet, checkpoint_seconds, asked or _until_asked(), play)
     except Interrupted:
         place = shlex.quote(str(path))
         print(f"stopped; go on with the same command and: --out {place} --resume", file=sys.stderr)
@@ -334,20 +352,25 @@ def _carry_out(plan: Plan, folder: Path | None, resume: bool, quiet: bool, check
     if not (path / "rounds.csv").stat().st_size:
         print("no seed was finite even at the start", file=sys.stderr)
         raise typer.Exit(ALL_DIVERGED)
-    return path
 
 
-def _execute(run_folder: RunFolder, quiet: bool, checkpoint_seconds: float) -> None:
+def _execute(
+    run_folder: RunFolder,
+    quiet: bool,
+    checkpoint_seconds: float,
+    asked: Callable[[], bool],
+    play: Play | None,
+) -> None:
     # Here, because no other command needs it.
     from fedsaddle.tensorboard import TensorBoard
 
-    plan, asked = run_folder.plan, _until_asked()
+    plan = run_folder.plan
     machine.prepare(*(plan.resolved[key] for key in ("threads", "tf32", "deterministic")))
     if not quiet:
         print(f"engine: {_engine(plan)}", file=sys.stderr)
 
     def go(watch: Watch) -> None:
-        execute(run_folder, TensorBoard(run_folder.path, plan, watch), asked, checkpoint_seconds)
+        execute(run_folder, TensorBoard(run_folder.path, plan, watch), asked, checkpoint_seconds, play)
 
     if quiet or not out.is_terminal:
         go(Silent() if quiet else Lines(plan))
@@ -505,6 +528,183 @@ def data(
     )
     for name, files in sources.CATALOGUE.items():
         print(f"{name} can come from: {', '.join(source.name for source in files.sources)}")
+
+
+# --- deployment ------------------------------------------------------------------------------------------
+
+# Flower is imported when a command needs it: it takes a second, and not everybody has it.
+
+Listen = Annotated[str, typer.Option(help="Where nodes find the server, as HOST:PORT.")]
+Poll = Annotated[float, typer.Option(help="Seconds between looks for a message.")]
+Fewer = Annotated[
+    int | None,
+    typer.Option("--clients", help="So many clients, of whom a quorum asks no more than there are."),
+]
+KEEP_AN_EYE = 0.5  # seconds between looks of the nodes of `local`
+
+
+@app.command("keys")
+def keys_(
+    folder: Annotated[Path, typer.Argument(help="A new folder; or one with keys, to add nodes to.")],
+    nodes: Annotated[int, typer.Option(help="How many devices may join.")] = 4,
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name or address the server will be reached by.")
+    ] = None,
+) -> None:
+    """Make a CA, the server's certificate and a key for each device."""
+    from fedsaddle.flower import keys
+
+    keys.make(folder, nodes, host or [])
+    print(f"server   {folder / 'server'}\nnodes    {folder / 'node-0'} to {folder / f'node-{nodes - 1}'}")
+
+
+@app.command()
+def serve(
+    experiment: Experiment,
+    keys: Annotated[Path, typer.Option(help="The server's keys: KEYS/server.")],
+    listen: Listen = "127.0.0.1:9092",
+    clients: Fewer = None,
+    algorithm: Only = "",
+    rounds: Rounds = None,
+    seeds: Seeds = None,
+    set_: Set = None,
+    folder: Out = None,
+    resume: Resume = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment on the devices that join."""
+    from fedsaddle.flower import deploy
+
+    chosen = _check_options(algorithm, folder, resume, 0)
+    plan = load(
+        experiment,
+        algorithms=chosen,
+        rounds=rounds,
+        seeds=seeds,
+        engine="loop",
+        history=True,
+        settings=set_ or [],
+        clients=clients,
+        devices=True,
+    )
+    path = _place(plan, folder)
+    server = _server(plan, path, keys, deploy.parse_address(listen, "--listen"), resume, quiet)
+    may_join = len(deploy.check(server))
+    RunFolder(path, plan, resume).close()  # a folder that cannot be used is refused before all is started
+    print(f"listening on {listen}; {may_join} devices may join", file=sys.stderr)
+    _after(deploy.serve(server), path, quiet)
+
+
+@app.command()
+def join(
+    experiment: Experiment,
+    server: Annotated[str, typer.Option(help="Where the server listens, as HOST:PORT.")],
+    key: Annotated[Path, typer.Option(help="This device's keys: KEYS/node-0.")],
+    client: Annotated[
+        int | None, typer.Option(help="Which client this is; by itself, as the keys' folder says.")
+    ] = None,
+    clients: Fewer = None,
+    data: Annotated[Path | None, typer.Option(help="This device's own rows, a .csv or .npz file.")] = None,
+    set_: Set = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where this device keeps things; by itself, beside its key.")
+    ] = None,
+    poll: Poll = 3.0,
+) -> None:
+    """Take part in an experiment as one device."""
+    from fedsaddle.flower import deploy
+    from fedsaddle.flower.client import Site
+    from fedsaddle.flower.keys import node_key
+    from fedsaddle.flower.node import Address
+
+    host, port = deploy.parse_address(server, "--server")
+    number = client if client is not None else _client_of(key)
+    private, ca = node_key(key)
+    plan = load(
+        experiment,
+        engine="loop",
+        device="cpu",
+        settings=set_ or [],
+        clients=clients,
+        devices=data is not None,
+    )
+    there = min(len(study.problem.federation) for study in plan.studies.values())
+    if not 0 <= number < there:
+        raise BadInput(f"--client must be from 0 to {there - 1} in this experiment, got {number}")
+    if not poll > 0:
+        raise BadInput(f"--poll must be above 0, got {poll}")
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    own = folder or key / "state"
+    site = Site(plan, number, own) if data is None else Site.holding(plan, number, own, str(data))
+    print(f"client {number} of {there}, joining {place}", file=sys.stderr)
+    raise typer.Exit(deploy.join(site, Address(place, ca, private), poll))
+
+
+def _client_of(key: Path) -> int:
+    name = key.resolve().name
+    if not name.startswith("node-") or not name[5:].isdecimal():
+        raise BadInput(f"which client is this? Say --client N, or name the keys' folder node-N; got {key}")
+    return int(name[5:])
+
+
+@app.command()
+def local(
+    experiment: Experiment,
+    nodes: Annotated[int, typer.Option(help="How many devices, each a process of this machine.")] = 4,
+    algorithm: Only = "",
+    rounds: Rounds = None,
+    seeds: Seeds = None,
+    set_: Set = None,
+    folder: Out = None,
+    resume: Resume = False,
+    quiet: Quiet = False,
+) -> None:
+    """Try a deployment on this machine: a server, devices, keys, everything."""
+    from fedsaddle.flower import deploy, keys
+
+    chosen = _check_options(algorithm, folder, resume, 0)
+    plan = load(
+        experiment,
+        algorithms=chosen,
+        rounds=rounds,
+        seeds=seeds,
+        engine="loop",
+        history=True,
+        settings=set_ or [],
+        clients=nodes,
+    )
+    path = _place(plan, folder)
+    own = path / "deployment" / "keys"
+    RunFolder(path, plan, resume).close()
+    keys.make(own, nodes)
+    server = _server(plan, path, own / "server", ("127.0.0.1", deploy.free_port()), resume, quiet)
+    _after(deploy.local(server, list(range(nodes)), KEEP_AN_EYE), path, quiet)
+
+
+def _server(
+    plan: Plan, path: Path, keys: Path, address: tuple[str, int], resume: bool, quiet: bool
+) -> deploy.Server:
+    from fedsaddle.flower import deploy
+
+    def work(deployment: Deployment, again: bool) -> int:
+        """In the ServerApp's process: the rounds, to an exit code."""
+        try:
+            _carry_out(plan, path, resume or again, quiet, 0, deployment.roll.asked, deployment.play)
+        except typer.Exit as end:
+            return end.exit_code
+        except BadInput as error:
+            print(f"error: {error}", file=sys.stderr)
+            return BAD_INPUT
+        return 0
+
+    return deploy.Server(plan, path, keys, address, work, _until_asked)
+
+
+def _after(code: int, path: Path, quiet: bool) -> None:
+    """What a person sees at the end of a deployment."""
+    if code in (0, ALL_DIVERGED) and not _report(path, quiet):
+        code = ALL_DIVERGED
+    raise typer.Exit(code)
 
 
 def _downloads() -> Progress:

@@ -9,6 +9,7 @@
 answers fail. `used` is in the order in which answers were accepted. A client is in at most one of used, late
 (answered, but not to be used), refused (with the reason) and lost (never answered); one in none of them still
 owed its answer when the line was written. `duplicate`, if it is there, names clients whose answer came twice.
+`overdue`, if it is there, names clients whose answer to this phase of an earlier round came only now.
 An abandoned phase is the last of its round and uses nothing.
 """
 
@@ -36,6 +37,7 @@ class Gathering(NamedTuple):
     verdict: Verdict
     duplicate: list[int]
     answered: int = 0  # good answers that were there when it was decided
+    overdue: Sequence[int] = ()  # whose answers to an earlier round came only now; counted as late
 
 
 class Told(NamedTuple):
@@ -66,6 +68,8 @@ def line(told: Told) -> str:
     }
     if own.duplicate:
         entry["duplicate"] = own.duplicate
+    if own.overdue:
+        entry["overdue"] = list(own.overdue)
     return json.dumps(entry, allow_nan=False) + "\n"
 
 
@@ -151,6 +155,7 @@ KEYS = {
     "seconds": (int, float),
     "verdict": str,
     "duplicate": list,
+    "overdue": list,
 }
 
 
@@ -162,7 +167,7 @@ def _told(text: str, rules: dict[str, Rules]) -> Told:
         raise _Broken("it is not JSON") from None
     if not isinstance(entry, dict):
         raise _Broken("it is not an object")
-    entry = {"duplicate": [], **entry}
+    entry = {"duplicate": [], "overdue": [], **entry}
     for key in {*entry, *KEYS}:
         if key not in entry:
             raise _Broken(f"'{key}' is missing")
@@ -193,13 +198,14 @@ def _told(text: str, rules: dict[str, Rules]) -> Told:
         float(entry["seconds"]),
         Verdict(entry["verdict"]),
         entry["duplicate"],
+        overdue=tuple(entry["overdue"]),
     )
     _obeys(own, rule)
     return Told(entry["algorithm"], entry["seed"], entry["round"], entry["phase"], own)
 
 
 def _obeys(own: Gathering, rule: Rules) -> None:
-    for client in own.invited:
+    for client in [*own.invited, *own.overdue]:
         if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < rule.clients:
             raise _Broken(f"{str(client)[:30]} is not one of the {rule.clients} clients")
     _once("invited", own.invited)

@@ -119,6 +119,35 @@ class Pictured(Protocol):
         """Pictures (row, channel, height, width) in bytes, by what they are. A run folder keeps grids."""
 
 
+Counts = dict[str, int]
+Facts = dict[str, float]
+
+
+@runtime_checkable
+class Held(Protocol):
+    """A task whose rows may be on devices, each with a file of its own.
+
+    What it must know of all of them together, such as the part of positives, is added up once from a few
+    counts of each device, and every device is told the result.
+    """
+
+    @property
+    def away(self) -> bool:
+        """Whether the rows are on devices."""
+
+    def holding(self, client: int, path: str) -> Problem:
+        """The task as the device of a client sees it, with its rows."""
+
+    def counts(self, client: int) -> Counts:
+        """What that device tells of its rows."""
+
+    def facts(self, counts: list[Counts]) -> Facts:
+        """What follows from all devices' counts."""
+
+    def learn(self, facts: Facts) -> None:
+        """Go by these facts from now on."""
+
+
 @runtime_checkable
 class Minimax(Protocol):
     def loss(self, z: Pair, xi: Batch) -> Tensor:

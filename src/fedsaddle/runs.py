@@ -42,9 +42,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fedsaddle.engine.course import Prune, Stop, course, traffic
+from fedsaddle.engine.course import Play, Prune, Stop, course, traffic
 from fedsaddle.engine.ray import Ray
 from fedsaddle.engine.rounds import Lanes, Posted, Study, begin, points
+from fedsaddle.engine.rounds import play as simulated
 from fedsaddle.environment import here
 from fedsaddle.errors import BadInput
 from fedsaddle.history import line
@@ -489,11 +490,13 @@ def execute(
     watch: Watch,
     should_stop: Callable[[], bool] = lambda: False,
     checkpoint_seconds: float = 10.0,
+    play: Play | None = None,
 ) -> None:
     """Run what is left of a plan. Checkpoints are made after evaluations, at most so often.
 
     One that takes long (clients that remember may hold many gigabytes) is made more rarely still, unless
-    0 seconds ask for one after every evaluation.
+    0 seconds ask for one after every evaluation. Rounds that somebody else plays, on real devices, are dear:
+    there is a checkpoint after each.
     """
     plan, started, start = folder.plan, folder.started, folder.start
     saved_at, took = time.monotonic(), 0.0
@@ -507,7 +510,8 @@ def execute(
         began = time.monotonic()
         watch.begin(algorithm, start.round if start else 0)
         stop = start
-        for stop in course(study, plan.rounds, plan.evaluate_every, start, plan.prunes.get(algorithm)):
+        prune = plan.prunes.get(algorithm)
+        for stop in course(study, plan.rounds, plan.evaluate_every, start, prune, play or simulated):
             folder.record(study, stop)
             watch.stop(algorithm, stop)
             if should_stop():
@@ -515,9 +519,8 @@ def execute(
                 diary.note(algorithm, time.monotonic() - began)
                 raise Interrupted
             now = time.monotonic()
-            if stop.rows and now - saved_at >= (
-                checkpoint_seconds and max(checkpoint_seconds, RARELY * took)
-            ):
+            due = now - saved_at >= (checkpoint_seconds and max(checkpoint_seconds, RARELY * took))
+            if (stop.rows and due) or play is not None:
                 folder.save(algorithm, stop)
                 saved_at = time.monotonic()
                 took = saved_at - now

@@ -37,7 +37,7 @@ from fedsaddle.errors import BadInput, check_count, check_seed, shown, unknown
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Fleet, Quorum
 from fedsaddle.merges import MERGES, Merge
-from fedsaddle.problem import Problem
+from fedsaddle.problem import Held, Problem
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.runs import Plan
 from fedsaddle.simulate import check_algorithm, device_named, hyperparameters, make_study
@@ -346,12 +346,38 @@ class _Bench:
         return found
 
 
-def _prepare(experiment: str, given: dict[str, Any], settings: Sequence[str], address: str | None) -> _Bench:
+def _shrink(tables: dict[str, Any], clients: int) -> None:
+    """Change an experiment to one with so many clients, of which a quorum asks no more than there are."""
+    check_count("clients", clients)
+    tables["problem"] = {**_table(tables, "problem"), "clients": clients}
+    quorum = {"invite": 8, **_table(tables, "quorum")}
+    asking = [quorum, *(rule for rule in _table(tables, "algorithms").values() if isinstance(rule, dict))]
+    for table in asking:
+        for key in {"invite", "enough", "minimum"} & table.keys():
+            if isinstance(table[key], int):
+                table[key] = min(table[key], clients)
+    tables["quorum"] = quorum
+
+
+def _table(tables: dict[str, Any], key: str) -> dict[str, Any]:
+    found = tables.get(key, {})
+    return found if isinstance(found, dict) else {}
+
+
+def _prepare(
+    experiment: str,
+    given: dict[str, Any],
+    settings: Sequence[str],
+    address: str | None = None,
+    clients: int | None = None,
+) -> _Bench:
     """A checked experiment, up to its algorithms."""
     tables = _read(experiment)
     tables |= {key: value for key, value in given.items() if value is not None}
     for assignment in settings:
         _set(tables, assignment)
+    if clients is not None:
+        _shrink(tables, clients)
     try:
         checked = Experiment.model_validate(tables)
     except ValidationError as error:
@@ -421,8 +447,13 @@ def load(
     deterministic: bool | None = None,
     history: bool | None = None,
     settings: Sequence[str] = (),
+    clients: int | None = None,
+    devices: bool = False,
 ) -> Plan:
-    """A checked, resolved experiment, ready to run."""
+    """A checked, resolved experiment, ready to run. Given `clients`, with so many and smaller quorums.
+
+    One whose rows are on devices is refused, unless it is for `devices`.
+    """
     given = {
         "rounds": rounds,
         "seeds": seeds,
@@ -431,7 +462,12 @@ def load(
         "deterministic": deterministic,
         "history": history,
     }
-    bench = _prepare(experiment, given, settings, address)
+    bench = _prepare(experiment, given, settings, address, clients)
+    if isinstance(bench.problem, Held) and bench.problem.away:
+        if not devices:
+            raise BadInput("the rows of this experiment are on devices: run it with fedsaddle serve and join")
+        if bench.checked.sampling == "size":
+            raise BadInput("sampling by size needs to know how many rows each device has; say uniform")
     tables, K = bench.checked.algorithms, bench.checked.K
     wanted = list(dict.fromkeys(algorithms)) or list(tables)
     for label in wanted:

@@ -81,8 +81,17 @@ def evaluate(study: Study, lanes: Lanes, round: int) -> tuple[list[Row], list[Ev
     return rows, events
 
 
+# One round, simulated or real; what became of the invitations is added to the history.
+Play = Callable[[Study, Lanes, int, list[Told]], tuple[Lanes, list[Event]]]
+
+
 def course(
-    study: Study, rounds: int, every: int, start: Stop | None = None, prune: Prune | None = None
+    study: Study,
+    rounds: int,
+    every: int,
+    start: Stop | None = None,
+    prune: Prune | None = None,
+    play: Play = play,
 ) -> Iterator[Stop]:
     """Stop after every round, having evaluated at the beginning, every `every` rounds and at the end.
 

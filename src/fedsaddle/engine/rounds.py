@@ -219,7 +219,7 @@ def attempt(
             clock[lane] += end.seconds
             posted[lane][Posted("down", number)] += len(end.invited)
             posted[lane][Posted("up", number)] += len(end.used)
-            posted[lane][Posted("late", number)] += len(end.late)
+            posted[lane][Posted("late", number)] += len(end.late) + len(end.overdue)
             if end.refused or end.duplicate:
                 posted[lane][Posted("refused", number)] += len(end.refused) + len(end.duplicate)
                 strikes[lane].update(end.refused.keys())

@@ -10,7 +10,7 @@ clients' rows. For fixed scores the saddle over (a, b, alpha) is p (1-p) (L - 1)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
@@ -26,10 +26,11 @@ from fedsaddle.data.federated import chunks
 from fedsaddle.data.partition import PARTITIONS, VALIDATION, divide, held_out
 from fedsaddle.errors import BadInput, check_count, check_seed, unknown
 from fedsaddle.networks import Network
-from fedsaddle.problem import Batch, Federation, Measured
+from fedsaddle.problem import Batch, Counts, Facts, Federation, Measured
 from fedsaddle.scores import auroc, average_precision
 
 NETWORKS = ("lenet5", "cifar-cnn", "logistic", "mlp")
+DEVICES = "devices"  # the partition of rows that are not here
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class AUC(Measured):
 
     dataset: str = "digits"  # a name, or the path of a .csv or .npz file
     clients: int = 50  # of column, as many as its values
-    partition: str = "label"  # label, iid, dirichlet or column
+    partition: str = "label"  # label, iid, dirichlet or column; devices, if each holds rows of its own
     alpha: float = 0.5  # of dirichlet
     network: str = "mlp"  # lenet5, cifar-cnn, logistic or mlp
     scoring: Literal["sigmoid", "release"] = "sigmoid"
@@ -58,7 +59,7 @@ class AUC(Measured):
     def __post_init__(self) -> None:
         for what, given, known in (
             ("dataset", self.dataset, tuple(DATASETS)),
-            ("partition", self.partition, PARTITIONS),
+            ("partition", self.partition, (*PARTITIONS, DEVICES)),
             ("network", self.network, NETWORKS),
             ("scoring", self.scoring, ("sigmoid", "release")),
         ):
@@ -74,6 +75,12 @@ class AUC(Measured):
         if (self.test or self.sha256) and not tables.is_table(self.dataset):
             key = "test" if self.test else "sha256"
             raise BadInput(f"{key} goes with a .csv or .npz file; {self.dataset} has its own")
+        if self.away and (not tables.is_table(self.dataset) or self.test or self.validation_share):
+            raise BadInput(
+                "with partition devices, dataset is a .csv or .npz file that the server and all devices "
+                "have: it says what the columns are, and the server tests by it; leave out test and "
+                "validation_share"
+            )
         halves = {"training": self.data.labels, "test": self.data.test_labels}
         if self.validation_share:
             halves["validation"] = self.data.labels[self._validation]
@@ -101,23 +108,69 @@ class AUC(Measured):
     def data(self) -> Dataset:
         if not tables.is_table(self.dataset):
             return DATASETS[self.dataset]()
+        return self._table(self.dataset if self.away else self.test)
+
+    def _table(self, test: str) -> Dataset:
         return tables.load(
             self.dataset,
-            self.test,
+            test,
             label=self.label,
             client=self.client,
             test_share=self.test_share,
             seed=self.seed,
             sha256=self.sha256,
-            test_sha256=self.test_sha256,
+            test_sha256="" if self.away else self.test_sha256,
         )
+
+    # --- rows on devices ---
+
+    @property
+    def away(self) -> bool:
+        return self.partition == DEVICES
+
+    def holding(self, client: int, path: str) -> AUC:
+        """The task with the rows of one client's file, whose columns are scaled as those of the dataset."""
+        if not self.away:
+            raise BadInput("an experiment whose devices have files of their own says partition = 'devices'")
+        rows, own = self._table(path), replace(self)
+        positive = rows.test_labels == rows.classes.index(self.data.classes[self.target])
+        own.__dict__["federation"] = self._placeholders(client, rows.test_inputs, positive)
+        return own
+
+    def _placeholders(self, client: int, inputs: Tensor, positive: Tensor) -> Federation:
+        """One client's rows, and for each other client a row that nobody looks at."""
+        sizes = torch.ones(self.clients, dtype=torch.int64)
+        sizes[client] = len(inputs)
+
+        def filled(rows: Tensor) -> Tensor:
+            return torch.cat([rows[:1]] * client + [rows] + [rows[:1]] * (self.clients - client - 1))
+
+        return Federation({"input": filled(inputs), "positive": filled(positive)}, sizes)
+
+    def counts(self, client: int) -> Counts:
+        held = self.federation
+        begin, rows = int(held.offsets[client]), int(held.sizes[client])
+        return {"rows": rows, "positives": int(held.rows["positive"][begin : begin + rows].sum())}
+
+    def facts(self, counts: list[Counts]) -> Facts:
+        rows, positives = (sum(one[key] for one in counts) for key in ("rows", "positives"))
+        if not 0 < positives < rows:
+            raise BadInput(
+                f"of all devices' {rows} rows {positives} are positive; there must be some of both"
+            )
+        return {"p": positives / rows}
+
+    def learn(self, facts: Facts) -> None:
+        if not 0 < facts["p"] < 1:
+            raise BadInput(f"p must be between 0 and 1, got {facts['p']}")
+        self.__dict__["p"] = facts["p"]
 
     @property
     def pinned(self) -> dict[str, str]:
         """What an experiment has to say to mean these very files again."""
         found: dict[str, str] = {}
         keys = (("dataset", "sha256"), ("test", "test_sha256"))
-        for (file, digest), sha256 in zip(keys, self.data.sha256, strict=False):
+        for (file, digest), sha256 in zip(keys[: 1 if self.away else 2], self.data.sha256, strict=False):
             found |= {file: str(Path(getattr(self, file)).resolve()), digest: sha256}
         return found
 
@@ -152,6 +205,8 @@ class AUC(Measured):
         data, left = self.data, torch.ones(len(self.data.labels), dtype=torch.bool)
         left[self._validation] = False
         rows = left.nonzero().flatten()
+        if self.away:
+            return [rows[:1]] * self.clients  # nobody looks at them
         owners = None if data.owners is None else data.owners[rows]
         parts = divide(data.labels[rows], self.partition, self.clients, self.alpha, self.seed, owners)
         return [rows[part] for part in parts]
@@ -232,7 +287,13 @@ class AUC(Measured):
         rows = self.federation.to(z.x.device).rows
         train, positive = rows["input"], rows["positive"]
         test_inputs, test_positive = self._test_rows(z.x.device)
-        s, test = self.all_scores(z.x, train), self.all_scores(z.x, test_inputs)
+        test = self.all_scores(z.x, test_inputs)
+        if self.away:
+            return {
+                "test_auc": auroc(test, test_positive),
+                "test_precision": average_precision(test, test_positive),
+            }
+        s = self.all_scores(z.x, train)
         alpha = self.best_alpha(s, positive)
 
         def part(x: Tensor, rows: Tensor, positive: Tensor) -> Tensor:

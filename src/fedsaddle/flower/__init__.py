@@ -1,0 +1,35 @@
+"""The same experiments on real devices, over Flower.
+
+    wire        what a message looks like: flat floats as bytes and a header, checked before it is read
+    client      the ClientApp: one client's answer, by the code the simulator uses
+    server      the ServerApp: real arrivals, the same Quorum, the same merges
+    link        the SuperLink, of which only the fleet's paths are reachable from outside
+    node        one device: its connection, which comes back by itself
+    keys        certificates and node keys
+    deploy      `serve`, `join` and `local`: processes that are started, watched and ended together
+
+No algorithm knows any of this. Flower brings the transport, the nodes' authentication and the store of
+messages; FedSaddle's own processes take the place of Flower's executors, so that no side ever runs code
+that came over the wire.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from fedsaddle.errors import BadInput
+
+# Flower reads these when it is imported. It then asks nobody outside for anything.
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPERGRID_API_URL": "http://127.0.0.1:9/v1",  # nobody listens there
+    "FLWR_LOG_LEVEL": "WARNING",
+}
+os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+
+if importlib.util.find_spec("flwr") is None:
+    raise BadInput("deployment needs Flower: pip install 'fedsaddle[flower]'")

@@ -1,0 +1,232 @@
+"""The ClientApp: what one device does with a message. The work itself is the simulator's.
+
+A device has its own copy of the experiment, its own rows and a folder of its own. It answers only what fits
+that experiment; a message that does not is refused with the reason, and nothing is computed.
+
+What a client keeps between rounds (CODASCA's c_i) stays in its folder. An answer may come too late or its
+round may be abandoned, and the client is not told. So each visit leaves a file named by its round, and the
+next message says which round's file counts: `kept`, or -1 for none. Older ones are removed then.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context, RecordDict
+from flwr.app import Message as Envelope
+from flwr.clientapp import ClientApp
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from fedsaddle.core import Message, Pair
+from fedsaddle.engine.loop import Loop
+from fedsaddle.engine.rounds import Study, begin, calls_of, send, visits_of
+from fedsaddle.errors import MOST, BadInput
+from fedsaddle.flower.wire import (
+    COUNT,
+    FACT,
+    Header,
+    Refused,
+    contract,
+    header_of,
+    integer,
+    pack,
+    size_of,
+    unpack,
+)
+from fedsaddle.problem import Held, Problem
+from fedsaddle.runs import Plan, write_atomically
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Site:
+    """One device: the experiment as it knows it, which client it is, and where it keeps things."""
+
+    plan: Plan
+    client: int
+    folder: Path
+    _lanes: dict[tuple[str, int], Lane] = field(default_factory=dict)
+
+    @staticmethod
+    def holding(plan: Plan, client: int, folder: Path, file: str) -> Site:
+        """A device with rows of its own."""
+        problem = next(iter(plan.studies.values())).problem
+        if not isinstance(problem, Held) or not problem.away:
+            raise BadInput("--data goes with an experiment that says problem.partition = 'devices'")
+        own = problem.holding(client, file)
+        studies = {name: replace(study, problem=own) for name, study in plan.studies.items()}
+        return Site(replace(plan, studies=studies), client, folder)
+
+    def lane(self, algorithm: str, seed: int) -> Lane:
+        """One algorithm and seed. The last few are kept ready."""
+        key = (algorithm, seed)
+        if key not in self._lanes:
+            if len(self._lanes) >= 8:
+                self._lanes.pop(next(iter(self._lanes)))
+            own = self.plan.studies[algorithm]
+            self._lanes[key] = Lane(
+                replace(
+                    own,
+                    seeds=(seed,),
+                    hyper={name: values[:1].cpu() for name, values in own.hyper.items()},
+                    names=own.names[:1],
+                    ask=Loop(),
+                    device=CPU,
+                    graphs=None,
+                    next_meetings={},
+                )
+            )
+        return self._lanes[key]
+
+    def prepare(self) -> int:
+        """Make one answer for nobody, which loads all that PyTorch needs for it; a process that is forked
+        then has it ready. The bytes of the largest message that any algorithm sends."""
+        seeds = {name: study.seeds[0] for name, study in self.plan.studies.items()}
+        lanes = [self.lane(name, seed) for name, seed in seeds.items()]
+        up, _ = lanes[0].answer(self.client, 0, 0, 0, lanes[0].down[0], lanes[0].blank(self.client))
+        return max(size_of(message) for message in (up, *(like for lane in lanes for like in lane.down)))
+
+
+@dataclass
+class Lane:
+    """One algorithm with one seed, as a device sees it."""
+
+    study: Study
+
+    @cached_property
+    def _fresh(self) -> Any:
+        return begin(self.study)
+
+    @cached_property
+    def down(self) -> list[Message]:
+        """What the messages of each phase look like."""
+        phases = range(len(self.study.algorithm.phases()))
+        return [_first(send(self.study, self._fresh.server, number)) for number in phases]
+
+    def blank(self, client: int) -> Pair | None:
+        """What a client holds before its first visit; None if it never holds anything."""
+        memory = self._fresh.memory
+        return None if memory is None else Pair(memory.x[0, client], memory.y[0, client])
+
+    def answer(self, client: int, t: int, round: int, phase: int, down: Message, kept: Pair | None) -> Any:
+        """What goes `up` and what to `keep`, as the simulator's loop over single clients computes it."""
+        calls, extent = calls_of(self.study, [t], round, phase, [[client]])
+        stacked = {name: _stack(pair) for name, pair in down.items()}
+        visits = visits_of(self.study, phase, stacked, calls, None if kept is None else _stack(kept))
+        after = Loop()(self.study.task(phase), extent, visits)
+        keep = after.get("keep")
+        return _first(after["up"]), None if keep is None else Pair(keep.x[0], keep.y[0])
+
+
+def _stack(pair: Pair) -> Pair:
+    return Pair(pair.x[None], pair.y[None])
+
+
+def _first(message: Message) -> Message:
+    return {name: Pair(pair.x[0], pair.y[0]) for name, pair in message.items()}
+
+
+# --- what a client keeps --------------------------------------------------------------------------------
+
+
+class Memory:
+    """The files of one run, algorithm and seed in which a client keeps what it may need again."""
+
+    def __init__(self, folder: Path, run: str, algorithm: str, seed: int) -> None:
+        if not re.fullmatch(r"[0-9a-f]{32}", run):
+            raise Refused(f"run must be 32 hexadecimal digits, got {run[:40]}")
+        self.folder = folder / "memory" / run / f"{algorithm}-{seed}"
+
+    def recall(self, round: int, blank: Pair) -> Pair:
+        """What was kept in a round, or the beginning's; what is older is removed."""
+        for path in self.folder.glob("*.safetensors"):
+            if path.stem.isdecimal() and int(path.stem) < round:
+                path.unlink(missing_ok=True)
+        if round < 0:
+            return blank
+        path = self.folder / f"{round}.safetensors"
+        try:
+            found = load(path.read_bytes())
+            kept = Pair(found["x"], found["y"])
+        except (OSError, SafetensorError, KeyError):
+            raise Refused(f"what this client kept in round {round} is gone; it cannot go on") from None
+        if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(kept, blank, strict=True)):
+            raise Refused(f"what this client kept in round {round} does not fit; it cannot go on")
+        return kept
+
+    def keep(self, round: int, values: Pair) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        data = save({"x": values.x.contiguous(), "y": values.y.contiguous()})
+        write_atomically(self.folder / f"{round}.safetensors", data)
+
+
+# --- the app --------------------------------------------------------------------------------------------
+
+
+def visit(site: Site, records: RecordDict) -> tuple[Header, Message]:
+    """Check a message, do the work, and answer."""
+    header = header_of(records, {"client": site.client})
+    algorithm = header.get("algorithm")
+    if not isinstance(algorithm, str) or algorithm not in site.plan.studies:
+        known = ", ".join(site.plan.studies)
+        raise Refused(f"this device has no algorithm '{str(algorithm)[:80]}'; it has {known}")
+    header_of(records, {"contract": contract(site.plan.resolved, algorithm)})
+    seed, round = integer(header, "seed", 0, 2**63 - 1), integer(header, "round", 0, MOST)
+    lane = site.lane(algorithm, seed)
+    phase = integer(header, "phase", 0, len(lane.down) - 1)
+    t, last = integer(header, "t", 0, round), integer(header, "kept", -1, round - 1)
+    down = unpack(records, lane.down[phase])
+
+    blank, kept, memory = lane.blank(site.client), None, None
+    if blank is not None:
+        memory = Memory(site.folder, str(header.get("run")), algorithm, seed)
+        kept = memory.recall(last, blank)
+    learn(lane.study.problem, header)
+    up, keep = lane.answer(site.client, t, round, phase, down, kept)
+    if memory is not None and keep is not None:
+        memory.keep(round, keep)
+    return header, up
+
+
+def learn(problem: Problem, header: Header) -> None:
+    """Take over what the server has added up from all devices' counts."""
+    if not isinstance(problem, Held) or not problem.away:
+        return
+    try:
+        told = {key: float(value) for key, value in header.items() if key.startswith(FACT)}
+        problem.learn({key.removeprefix(FACT): value for key, value in told.items()})
+    except (KeyError, ValueError) as error:
+        raise Refused(f"what the server knows of all devices does not fit: {error}") from None
+
+
+def enrol(site: Site, records: RecordDict) -> Header:
+    """Tell the few counts that the task needs of every device."""
+    header = header_of(records, {"client": site.client})
+    algorithm, study = next(iter(site.plan.studies.items()))
+    header_of(records, {"algorithm": algorithm, "contract": contract(site.plan.resolved, algorithm)})
+    if not isinstance(study.problem, Held):
+        raise Refused("this device's task has nothing to tell")
+    return {**header, **{COUNT + key: count for key, count in study.problem.counts(site.client).items()}}
+
+
+def client_app(site: Site) -> ClientApp:
+    """Flower's ClientApp for a device."""
+    app = ClientApp()
+
+    @app.train("visit")  # type: ignore[untyped-decorator, unused-ignore]
+    def train(message: Envelope, context: Context) -> Envelope:
+        header, up = visit(site, message.content)
+        return Envelope(pack(header, up), reply_to=message)
+
+    @app.query("enrol")  # type: ignore[untyped-decorator, unused-ignore]
+    def query(message: Envelope, context: Context) -> Envelope:
+        return Envelope(pack(enrol(site, message.content), {}), reply_to=message)
+
+    return app

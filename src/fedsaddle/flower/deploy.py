@@ -1,0 +1,345 @@
+"""`serve`, `join` and `local`: who starts what, and what happens when something dies.
+
+`serve` is three processes: this one, which watches; the SuperLink; and the ServerApp, which does the rounds
+and writes the run folder. A ServerApp that dies is started again from its checkpoint, as a new run of
+Flower's. A SuperLink that dies takes the ServerApp with it; both are started again, on the same database, so
+that the nodes come back as who they were. `join` is two: this one, and the node, which is started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import httpx
+from filelock import FileLock, Timeout
+from flwr.common.constant import SubStatus
+from flwr.common.serde import context_from_proto, run_from_proto
+from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest, SendTaskHeartbeatRequest
+from flwr.serverapp import Grid
+from flwr.supercore.run import RunNotRunningException
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedsaddle.core import Remembers
+from fedsaddle.engine import machine
+from fedsaddle.errors import BadInput
+from fedsaddle.flower import keys, link
+from fedsaddle.flower.client import Site, client_app
+from fedsaddle.flower.grid import PromptGrid
+from fedsaddle.flower.node import Address, App, attend
+from fedsaddle.flower.server import Deployment, Roll, server_app
+from fedsaddle.flower.supervise import Child, Family, asked_to_end
+from fedsaddle.runs import Interrupted, Plan, write_atomically
+
+DONE = (0, 2, 3, 130)  # ends of a ServerApp that starting it again would not change
+TRIES = 5  # times that a ServerApp may die without making a checkpoint
+REFUSED = 4  # a node's exit code when the server does not let it in
+GIVE_UP = 90.0  # seconds of refusals: as long as a node that was killed may seem to be online
+AGAIN = 2.0  # seconds before a node of `local` is started again
+BEAT = 10.0  # seconds between the ServerApp's signs of life; Flower wants one every 30
+DRAIN = 30.0  # seconds to wait for answers that are still owed when the last round is over
+
+Play = Callable[..., object]
+Work = Callable[[Deployment, bool], int]  # the rounds of a plan, from the start or again, to an exit code
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What `serve` was asked to do."""
+
+    plan: Plan
+    folder: Path  # of the run
+    keys: Path  # KEYS/server
+    address: tuple[str, int]  # where nodes find it
+    work: Work
+    asked: Callable[[], Callable[[], bool]]  # in the ServerApp's process: notes signals from then on
+
+    @property
+    def room(self) -> Path:
+        return self.folder / "deployment"
+
+
+def check(server: Server) -> dict[int, bytes]:
+    """The keys that may join, checked against the experiment."""
+    keys.server_files(server.keys)
+    public = keys.node_keys(server.keys)
+    for name, study in server.plan.studies.items():
+        if study.faults is not None:
+            raise BadInput(
+                "faults are injected in the simulator only: leave [faults] out of what is deployed"
+            )
+        if isinstance(study.algorithm, Remembers) and len(study.algorithm.phases()) > 1:
+            raise BadInput(f"algorithms.{name}: clients that remember are deployed in one phase only")
+        clients, wanted = len(study.problem.federation), study.quorum.wanted
+        strangers = [number for number in public if number >= clients]
+        if strangers:
+            raise BadInput(
+                f"{server.keys}/nodes/node-{strangers[0]}.pub: the experiment has {clients} clients, 0 to "
+                f"{clients - 1}; remove the key, or raise problem.clients"
+            )
+        if len(public) < wanted:
+            raise BadInput(
+                f"algorithms.{name} waits for {wanted} answers, but only {len(public)} nodes have keys in "
+                f"{server.keys}/nodes; make more with fedsaddle keys, or lower quorum.invite"
+            )
+    return public
+
+
+def nothing() -> None:
+    pass
+
+
+def serve(server: Server, tend: Callable[[], None] = nothing, end: Callable[[], None] = nothing) -> int:
+    """Run a plan with whoever joins, to an exit code.
+
+    `tend` is called a few times a second, and `end` while the SuperLink is still there.
+    """
+    public = check(server)
+    server.room.mkdir(mode=0o700, parents=True, exist_ok=True)
+    largest = Site(server.plan, 0, server.room).prepare()
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    with tempfile.TemporaryDirectory(prefix="fedsaddle-") as private, asked_to_end() as asked:
+        family, socket = Family(), Path(private) / "superlink"
+        try:
+            while True:
+                socket.unlink(missing_ok=True)
+                hub = family.start(
+                    "SuperLink",
+                    lambda: link.listen(
+                        socket,
+                        server.room / "link.db",
+                        server.address,
+                        keys.server_files(server.keys),
+                        largest,
+                    ),
+                    server.room / "superlink.log",
+                )
+                if not link.wait_until_up(socket, hub.alive):
+                    place, log = "{}:{}".format(*server.address), server.room / "superlink.log"
+                    raise BadInput(
+                        f"cannot listen on {place} (see {log}); is something else listening there?"
+                    )
+                code = _rounds(server, public, family, hub, socket, asked, tend)
+                if code is not None:
+                    return code
+                say("the SuperLink has ended; starting it again")
+        finally:
+            end()
+            family.end()
+
+
+def _rounds(
+    server: Server,
+    public: dict[int, bytes],
+    family: Family,
+    hub: Child,
+    socket: Path,
+    asked: Callable[[], bool],
+    tend: Callable[[], None],
+) -> int | None:
+    """Run ServerApps until one is done: its exit code. None if the SuperLink has died."""
+    failed, before = 0, _progress(server)
+    try:
+        nodes = link.register(socket, public)
+        while True:
+            run, token = link.start_run(socket)
+            app = family.start("ServerApp", partial(_server, server, nodes, socket, token))
+            while app.alive() and hub.alive() and not asked():
+                time.sleep(0.1)
+                tend()
+            if asked() or not hub.alive():
+                family.end(app)
+                return 130 if asked() else None
+            link.stop_run(socket, run)
+            family.end(app)
+            if app.status in DONE:
+                return app.status
+            now = _progress(server)
+            failed, before = (1 if now != before else failed + 1), now
+            if failed > TRIES:
+                say(f"the ServerApp has ended {failed} times without getting further")
+                return 1
+            say(f"the ServerApp has ended ({_told(app.status)}); going on from its checkpoint")
+    except httpx.HTTPError:
+        if hub.alive():
+            raise
+        return None
+
+
+def _told(status: int | None) -> str:
+    return f"signal {-status}" if status is not None and status < 0 else f"exit code {status}"
+
+
+def _progress(server: Server) -> float:
+    try:
+        return (server.folder / "checkpoint.json").stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _server(server: Server, nodes: dict[int, int], socket: Path, token: str) -> int:
+    """The ServerApp's process: what Flower's own runner does, with our app."""
+    asked = server.asked()
+    client = link.runtime_client(socket, token)
+    grid = PromptGrid(token)
+    grid._client = client
+    threading.Thread(target=_beat, args=(client,), daemon=True).start()
+    task = client.PullTaskInput(PullTaskInputRequest())
+    TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
+    TaskIdentity.node_id = task.context.node_id
+    grid.set_run(run_from_proto(task.run))
+    code = 1
+
+    def work(grid: Grid) -> None:
+        nonlocal code
+        deployment = Deployment(
+            Roll(grid, nodes, asked, say), server.plan, run_name(server.room), folder=server.room
+        )
+        deployment.recall(server.folder)
+        code = server.work(deployment, _progress(server) > 0)
+        if code in (0, 3):
+            with contextlib.suppress(Interrupted):  # then somebody does not want to wait
+                deployment.roll.drain(DRAIN)
+
+    try:
+        server_app(work)(grid, context_from_proto(task.context))
+        client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
+    except (httpx.HTTPError, RunNotRunningException):
+        say("the ServerApp has lost the SuperLink")
+        return 1
+    return code
+
+
+def _beat(client: RuntimeHttpClient) -> None:
+    """Tell the SuperLink now and then that the ServerApp lives; the next call will say if it is too late."""
+    while True:
+        with contextlib.suppress(Exception):
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        time.sleep(BEAT)
+
+
+def run_name(room: Path) -> str:
+    """What names a run over all its restarts."""
+    path = room / "run"
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(16).encode())
+    return path.read_text()
+
+
+# --- nodes ----------------------------------------------------------------------------------------------
+
+
+def node(site: Site, app: App, address: Address, largest: int, poll: float) -> int:
+    """The process of a node. It returns when the server does not know it, or no longer."""
+    flower = logging.getLogger("flwr")
+    flower.handlers = [logging.FileHandler(site.folder / "flower.log", delay=True)]
+    flower.setLevel(logging.WARNING)
+    machine.prepare(site.plan.resolved["threads"])
+    try:
+        attend(app, address, largest, poll, site.folder / "node")
+    except SystemExit as end:
+        if end.code == 0:
+            raise  # asked to end
+    return REFUSED
+
+
+def join(site: Site, address: Address, poll: float, app: App | None = None) -> int:
+    """Run one node until it is asked to end, or is refused for long."""
+    site.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = FileLock(site.folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BadInput(f"another node is using {site.folder}; end it, or choose another --folder") from None
+    answer, largest = app or client_app(site), site.prepare()
+    with asked_to_end() as asked:
+        family = Family()
+        try:
+            patience, pause = 0.0, 1.0
+            while not asked():
+                began = time.monotonic()
+                child = family.start(
+                    f"client {site.client}", lambda: node(site, answer, address, largest, poll)
+                )
+                while child.alive() and not asked():
+                    time.sleep(0.1)
+                if asked():
+                    break
+                family.end(child)
+                lasted = time.monotonic() - began
+                patience = patience + lasted + pause if lasted < 20 else 0.0
+                if patience > GIVE_UP:
+                    raise BadInput(
+                        f"the server at {address.server} does not let this node in: is its key among the "
+                        "server's nodes, is ca.crt the server's, and does no other node use the key?"
+                    )
+                why = "the server does not let it in" if child.status == REFUSED else _told(child.status)
+                say(f"the node has ended ({why}; see {site.folder / 'flower.log'}); trying again")
+                end, pause = time.monotonic() + pause, 5.0 if child.status == REFUSED else 1.0
+                while time.monotonic() < end and not asked():
+                    time.sleep(0.1)
+        finally:
+            family.end()
+    return 0
+
+
+def parse_address(text: str, what: str) -> tuple[str, int]:
+    """HOST:PORT"""
+    host, sign, port = text.rpartition(":")
+    if not sign or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise BadInput(f"{what} takes HOST:PORT, such as 127.0.0.1:9092; got '{text}'")
+    return host.strip("[]"), int(port)
+
+
+def free_port() -> int:
+    """A port of this machine's loopback that nobody listens on."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def local(server: Server, clients: list[int], poll: float) -> int:
+    """A server and its nodes on this machine, with keys of their own."""
+    folder = server.room
+    public = f"{server.address[0]}:{server.address[1]}"
+    family = Family()
+    children: dict[int, Child] = {}
+    started: dict[int, float] = {}
+    largest = Site(server.plan, clients[0], folder).prepare()
+
+    def start(client: int) -> None:
+        site = Site(server.plan, client, folder / f"client-{client}")
+        site.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        key, ca = keys.node_key(server.keys.parent / f"node-{client}")
+        address, app = Address(public, ca, key), client_app(site)
+        started[client] = time.monotonic()
+        children[client] = family.start(
+            f"client {client}",
+            lambda: node(site, app, address, largest, poll),
+            site.folder / "node.log",
+        )
+
+    def tend() -> None:
+        for client, child in list(children.items()):
+            if not child.alive() and time.monotonic() - started[client] > AGAIN:
+                start(client)
+
+    for client in clients:
+        start(client)
+    return serve(server, tend, family.end)

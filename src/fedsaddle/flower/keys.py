@@ -1,0 +1,188 @@
+"""Certificates and keys: who is the server, and who may join.
+
+    KEYS/ca.key                 makes new certificates; keep it off the server
+    KEYS/server/                ca.crt, server.crt, server.key, and nodes/node-N.pub for each that may join
+    KEYS/node-N/                ca.crt and key: what client N gets, and nobody else
+
+A private folder each, so that handing out one of them hands out nothing else.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedsaddle.errors import BadInput, check_count
+
+CURVE = ec.SECP384R1()
+DAYS = 3650
+HERE = ("localhost", "127.0.0.1", "::1")
+PEM, SSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
+BARE = serialization.NoEncryption()
+
+
+def make(folder: Path, nodes: int, hosts: Sequence[str] = ()) -> None:
+    """A CA, a server certificate for these names and addresses, and keys for nodes 0 to nodes - 1.
+
+    Given a folder that has them already, the missing nodes' keys are added and nothing else is touched.
+    """
+    check_count("nodes", nodes, most=100_000)
+    names = [_name(host) for host in dict.fromkeys([*hosts, *HERE])]
+    server = folder / "server"
+    if not (folder / "ca.key").exists():
+        if folder.exists() and any(folder.iterdir()):
+            raise BadInput(f"{folder} holds something else; choose an empty folder for the keys")
+        _private_folder(folder)
+        _private_folder(server)
+        _private_folder(server / "nodes")
+        _authority(folder, server, names)
+    elif hosts:
+        raise BadInput(f"{folder} has a server certificate already; choose another folder for other hosts")
+    ca = (server / "ca.crt").read_bytes()
+    for number in range(nodes):
+        own, public = folder / f"node-{number}", server / "nodes" / f"node-{number}.pub"
+        if public.exists():
+            continue
+        _private_folder(own)
+        key = ec.generate_private_key(CURVE)
+        _write(own / "key", key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, BARE))
+        _write(own / "ca.crt", ca)
+        _write(public, key.public_key().public_bytes(SSH, serialization.PublicFormat.OpenSSH))
+
+
+def _authority(folder: Path, server: Path, names: Sequence[x509.GeneralName]) -> None:
+    root, own = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "FedSaddle deployment")])
+    ca = (
+        _certificate(issuer, issuer, root.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(root.public_key()), critical=False)
+        .add_extension(_usage(signs=True), critical=True)
+        .sign(root, hashes.SHA384())
+    )
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "FedSaddle server")])
+    authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key())
+    certificate = (
+        _certificate(subject, issuer, own.public_key())
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(authority, critical=False)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(root, hashes.SHA384())
+    )
+    traditional = serialization.PrivateFormat.PKCS8
+    _write(server / "ca.crt", ca.public_bytes(PEM))
+    _write(server / "server.crt", certificate.public_bytes(PEM))
+    _write(server / "server.key", own.private_bytes(PEM, traditional, BARE))
+    _write(
+        folder / "ca.key", root.private_bytes(PEM, traditional, BARE)
+    )  # last: its presence says all is there
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))  # clocks differ
+        .not_valid_after(now + timedelta(days=DAYS))
+    )
+
+
+def _usage(signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", host):
+        raise BadInput(f"--host takes a name such as fl.example.org or an address, got '{host}'")
+    return x509.DNSName(host)
+
+
+def _private_folder(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot make {path}: {error.strerror}") from None
+
+
+def _write(path: Path, data: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(file, "wb") as opened:
+        opened.write(data)
+
+
+# --- reading --------------------------------------------------------------------------------------------
+
+
+def node_keys(folder: Path) -> dict[int, bytes]:
+    """The public keys that may join, by the number of their client, as Flower wants them."""
+    found = {}
+    for path in sorted((folder / "nodes").glob("node-*.pub")):
+        match = re.fullmatch(r"node-(\d{1,6})\.pub", path.name)
+        if not match:
+            raise BadInput(f"{path}: expected a name such as node-0.pub, after the client's number")
+        try:
+            key = serialization.load_ssh_public_key(path.read_bytes())
+        except ValueError:
+            key = None
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise BadInput(f"{path} is not an elliptic-curve public key; make keys with: fedsaddle keys")
+        subject = serialization.PublicFormat.SubjectPublicKeyInfo
+        found[int(match[1])] = key.public_bytes(PEM, subject)
+    return found
+
+
+def server_files(folder: Path) -> tuple[Path, Path]:
+    """The server's certificate and key, checked to be there."""
+    files = folder / "server.crt", folder / "server.key"
+    for path in (*files, folder / "ca.crt"):
+        if not path.is_file():
+            raise BadInput(f"{path} is missing; make keys with: fedsaddle keys KEYS, then give KEYS/server")
+    return files
+
+
+def node_key(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, Path]:
+    """A node's private key, and the certificate it knows the server by."""
+    try:
+        key = serialization.load_ssh_private_key((folder / "key").read_bytes(), None)
+    except OSError as error:
+        raise BadInput(
+            f"cannot read {folder / 'key'}: {error.strerror}; --key takes a folder such as KEYS/node-0"
+        ) from None
+    except ValueError:
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise BadInput(f"{folder / 'key'} is not a node's key; make keys with: fedsaddle keys")
+    if not (folder / "ca.crt").is_file():
+        raise BadInput(f"{folder / 'ca.crt'} is missing: a node knows its server by it")
+    return key, folder / "ca.crt"

@@ -1,0 +1,264 @@
+"""The SuperLink: Flower's own, listening at two doors.
+
+From outside only the fleet's paths can be reached, over TLS, by nodes whose keys are registered, with bodies
+of bounded size. Flower's control API, by which whoever reaches it could run anything, and the ServerApp's API
+are behind a Unix socket in a folder that only this user can enter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import ssl
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import uvicorn
+from flwr.cli.build import build_fab_from_files
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    UnregisterNodeRequest,
+)
+from flwr.proto.fab_pb2 import Fab
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
+from flwr.superlink.main import create_app
+
+from fedsaddle.errors import BadInput
+
+FLEET = frozenset(
+    f"/v1/fleet/{call}"
+    for call in (
+        "activate-node",
+        "deactivate-node",
+        "send-node-heartbeat",
+        "pull-messages",
+        "push-messages",
+        "get-run",
+        "get-fab",
+        "push-object",
+        "pull-object",
+        "confirm-message-received",
+    )
+)  # all that a registered node needs; register-node and unregister-node are the server's affair
+KEY = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
+SMALL = 1 << 20  # bytes that a request may have beside the floats of an answer
+
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+Serve = Callable[[Scope, Receive, Send], Awaitable[None]]
+Client = TypeVar("Client", ControlHttpClient, RuntimeHttpClient)
+
+
+class Outside:
+    """Lets through what a node may ask for, and nothing else.
+
+    An answer has an envelope (push-messages) and then its contents, piece by piece (push-object). Together
+    they may have `most` bytes; Flower itself would take any number of pieces.
+    """
+
+    def __init__(self, inside: Serve, most: int, ready: Path) -> None:
+        self.inside, self.most = inside, most
+        self.ready, self.open = ready, False
+        self.pushed: dict[bytes, int] = {}  # bytes since the last envelope, by the node's key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return  # the inner door looks after that
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in FLEET:
+            await _say(send, 403)
+            return
+        self.open = self.open or self.ready.exists()
+        if not self.open:
+            await _say(send, 503)  # nodes try again; before its key is registered one would be turned away
+            return
+        if not self._fits(scope["path"], scope["headers"]):
+            await _say(send, 413)
+            return
+        await self.inside(scope, receive, send)
+
+    def _fits(self, path: str, headers: list[tuple[bytes, bytes]]) -> bool:
+        # Flower's client says how long a body is, and uvicorn holds it to that.
+        lengths = [value for name, value in headers if name == b"content-length"]
+        chunked = any(name == b"transfer-encoding" for name, _ in headers)
+        if chunked or len(lengths) != 1 or not lengths[0].isdigit() or int(lengths[0]) > self.most:
+            return False
+        key = next((value for name, value in headers if name == KEY), b"")
+        if path.endswith("/push-messages"):
+            if len(self.pushed) > 100_000:  # keys that nobody has registered are refused further in
+                self.pushed.clear()
+            self.pushed[key] = 0
+        elif path.endswith("/push-object"):
+            self.pushed[key] = self.pushed.get(key, 0) + int(lengths[0])
+            return self.pushed[key] <= self.most
+        return True
+
+
+async def _say(send: Send, status: int) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def listen(
+    socket: Path, database: Path, address: tuple[str, int], files: tuple[Path, Path], largest: int
+) -> None:
+    """Run the SuperLink at both doors until the process is ended."""
+    config = SuperLinkLifespanConfig(
+        control_address="",
+        health_server_address=None,
+        host=address[0],
+        port=address[1],
+        insecure=False,
+        certificates=None,
+        superexec_auth_secret=None,
+        authn_plugin=load_control_authn_plugin(),
+        event_log_plugin=None,
+        fleet_event_log_plugin=None,
+        enable_event_log=False,
+        artifact_provider=None,
+        enable_supernode_auth=True,
+        fleet_api_type="grpc-rere",
+        fleet_api_address=None,
+        simulation=False,
+        ssl_ca_certfile=None,
+        ssl_certfile=None,
+        ssl_keyfile=None,
+        database=str(database),
+        isolation="process",
+        runtime_dependency_install=False,
+    )
+    app = create_app(config, SuperLinkLifespan)
+    certificate, key = files
+    inner = uvicorn.Server(uvicorn.Config(app, uds=str(socket), log_level="warning"))
+    outer = uvicorn.Server(
+        uvicorn.Config(
+            Outside(app, 2 * largest + SMALL, ready_file(socket)),
+            host=address[0],
+            port=address[1],
+            ssl_certfile=str(certificate),
+            ssl_keyfile=str(key),
+            ssl_version=ssl.PROTOCOL_TLS_SERVER,
+            lifespan="off",
+            server_header=False,
+            log_level="warning",
+        )
+    )
+
+    async def both() -> None:
+        await asyncio.gather(inner.serve(), outer.serve())
+
+    asyncio.run(both())
+
+
+# --- what the server asks of it, at the inner door --------------------------------------------------------
+
+
+def open_client(kind: type[Client], socket: Path, *interceptors: Any) -> Client:
+    """One of Flower's clients, through the Unix socket."""
+    client = kind(
+        "http://superlink",
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="fedsaddle"), *interceptors],
+    )
+    client._client.close()
+    client._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=30.0)
+    return client
+
+
+def wait_until_up(socket: Path, alive: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Whether the SuperLink has come up in time."""
+    end = time.monotonic() + seconds
+    with open_client(ControlHttpClient, socket) as control:
+        while time.monotonic() < end and alive():
+            try:
+                control.ListNodes(ListNodesRequest())
+                return True
+            except httpx.TransportError:
+                time.sleep(0.1)
+    return False
+
+
+def ready_file(socket: Path) -> Path:
+    """The file whose presence opens the outer door."""
+    return socket.with_suffix(".ready")
+
+
+def register(socket: Path, keys: dict[int, bytes]) -> dict[int, int]:
+    """Let these keys in and nobody else, and open the outer door; the Flower node of each client."""
+    with open_client(ControlHttpClient, socket) as control:
+        listed = control.ListNodes(ListNodesRequest()).nodes_info
+        known = {one.public_key: one.node_id for one in listed if one.status != "unregistered"}
+        for key in known.keys() - set(keys.values()):
+            control.UnregisterNode(UnregisterNodeRequest(node_id=known[key]))
+        for client, key in keys.items():
+            if key not in known:
+                request = RegisterNodeRequest(public_key=key, name=f"client-{client}")
+                try:
+                    known[key] = control.RegisterNode(request).node_id
+                except httpx.HTTPStatusError:  # Flower does not take a key twice
+                    raise BadInput(
+                        f"the key of client {client} was locked out of this run before; remove "
+                        f"node-{client} and its .pub, and make a new key with fedsaddle keys"
+                    ) from None
+    ready_file(socket).touch()
+    return {client: known[key] for client, key in keys.items()}
+
+
+def online(socket: Path) -> set[int]:
+    """The Flower nodes that are online."""
+    with open_client(ControlHttpClient, socket) as control:
+        found = control.ListNodes(ListNodesRequest()).nodes_info
+    return {one.node_id for one in found if one.status == "online"}
+
+
+# A run needs an app. This one holds no code: each side brings its own.
+EMPTY = b"""
+[project]
+name = "fedsaddle"
+version = "1.0.0"
+[tool.flwr.app]
+publisher = "fedsaddle"
+[tool.flwr.app.components]
+serverapp = "fedsaddle.flower.server:server_app"
+clientapp = "fedsaddle.flower.client:client_app"
+"""
+
+
+def start_run(socket: Path) -> tuple[int, str]:
+    """Begin a run of Flower's, and take its ServerApp's place: the run's number, and the token to it."""
+    content, _ = build_fab_from_files({"pyproject.toml": EMPTY})
+    fab = Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content)
+    with open_client(ControlHttpClient, socket) as control:
+        run = control.StartRun(StartRunRequest(fab=fab)).run_id
+    with open_client(RuntimeHttpClient, socket) as runtime:
+        for _ in range(100):
+            got = runtime.AcquireTask(AcquireTaskRequest(supported_task_types={TaskType.SERVER_APP}))
+            if got.token and got.task.run_id == run:
+                return run, got.token
+            if not got.token:
+                time.sleep(0.1)
+    raise RuntimeError("the SuperLink did not start the run")
+
+
+def stop_run(socket: Path, run: int) -> None:
+    """End a run, so that no node answers its messages any more."""
+    # It may have ended by itself, and so may the SuperLink.
+    with open_client(ControlHttpClient, socket) as control, contextlib.suppress(httpx.HTTPError):
+        control.StopRun(StopRunRequest(run_id=run))
+
+
+def runtime_client(socket: Path, token: str) -> RuntimeHttpClient:
+    return open_client(RuntimeHttpClient, socket, RuntimeTokenHttpInterceptor(token))

@@ -1,0 +1,136 @@
+"""One device's connection to the server: fetch a message, answer it, fetch the next.
+
+It does what Flower's SuperNode does, over Flower's own client of the fleet's API, but answers by FedSaddle's
+ClientApp in this very process. A SuperNode starts a Python process for each message, which costs seconds, and
+runs the app that the server sends; here nothing that comes from the server is ever run.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import ErrorCode
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.run import RunNotRunningException
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+App = Callable[[Message, Context], Message]
+
+ROOM = 1 << 20  # bytes of a message beside its floats
+PATIENCE = 300.0  # seconds for a message's contents to follow its envelope
+LONGEST = 400  # characters of a reason
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the server is, what it is known by, and who this is."""
+
+    server: str  # HOST:PORT
+    ca: Path
+    key: ec.EllipticCurvePrivateKey
+
+
+def attend(app: App, address: Address, largest: int, poll: float, memo: Path) -> None:
+    """Answer messages until the connection is refused. While the server is away it is tried again and again.
+
+    `largest` bounds the bytes of a message's floats; `poll` is how long to wait when there is none. `memo` is
+    a file in which this node notes its number.
+    """
+    keys = (address.key, address.key.public_key())
+    _leave(address, memo)
+    with http_request_response(address.server, False, address.ca.read_bytes(), keys) as connection:
+        node, receive, send, _, _, pull_object, push_object, confirm = connection
+        memo.write_text(str(node))
+        print(f"online as node {node}", file=sys.stderr, flush=True)
+        while True:
+            try:
+                got = receive()
+                if got is None:
+                    time.sleep(poll)
+                    continue
+                envelope, tree = got
+                run = envelope.metadata.run_id
+                message = pull_and_inflate_object_from_tree(
+                    tree,
+                    _bounded(partial(pull_object, run), 2 * largest + ROOM),
+                    partial(confirm, run),
+                    return_type=Message,
+                    initial_backoff=0.05,
+                    backoff_cap=1.0,
+                    max_time=PATIENCE,
+                )
+                message.metadata.__dict__["_message_id"] = tree.object_id  # it is not part of the content
+                began = time.monotonic()
+                reply = answer(app, message, node)
+                _push(reply, time.monotonic() - began, send, partial(push_object, run))
+            except RunNotRunningException:  # the run has ended, or has been started anew
+                continue
+
+
+def _leave(address: Address, memo: Path) -> None:
+    """Tell the server that this node has gone, if it was killed before it could say so.
+
+    The server would else believe it to be online for another minute, and its key to be in use.
+    """
+    try:
+        number = int(memo.read_text())
+        with FleetHttpClient.from_server_address(
+            address.server,
+            False,
+            address.ca.read_bytes(),
+            [NodeAuthHttpInterceptor(address.key, address.key.public_key())],
+        ) as client:
+            client.DeactivateNode(DeactivateNodeRequest(node_id=number))
+    except (OSError, ValueError, httpx.HTTPError):
+        pass  # it was never there, or is not known any more, or nobody listens
+
+
+def _bounded(pull: Callable[[str], bytes], most: int) -> Callable[[str], bytes]:
+    taken = 0
+
+    def bounded(name: str) -> bytes:
+        nonlocal taken
+        data = pull(name)
+        taken += len(data)
+        if taken > most:
+            raise ValueError(f"a message of more than {most} bytes was refused")
+        return data
+
+    return bounded
+
+
+def answer(app: App, message: Message, node: int) -> Message:
+    """The app's answer, or the reason why there is none."""
+    run = message.metadata.run_id
+    context = Context(run_id=run, node_id=node, node_config={}, state=RecordDict(), run_config={})
+    try:
+        return app(message, context)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"[:LONGEST]
+        print(f"not answered: {reason}", file=sys.stderr, flush=True)
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def _push(reply: Message, seconds: float, send: Callable, push_object: Callable) -> None:  # type: ignore[type-arg]
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    with no_object_id_recompute():
+        tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
+        wanted, session = send(remove_content_from_message(reply), tree, seconds)
+        push_objects(objects, partial(push_object, session), object_ids_to_push=wanted)

@@ -1,0 +1,439 @@
+"""The ServerApp: rounds on real arrivals. Everything but the waiting is the simulator's.
+
+The server invites clients in the order that the simulator draws, passing over those that are away, still owe
+an answer or are barred; so with everybody there it invites the same. It goes on as `Quorum` says, merges what
+it has in the order of the clients' numbers by the simulator's `merge`, and leaves the usual run folder.
+
+Flower's `push_messages` and `pull_messages` are all it uses. There is no cancelling a message: a node that is
+slow is not invited again until its answer has come, and been dropped, or its time to live has passed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from flwr.app import Context
+from flwr.app import Message as Envelope
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid, ServerApp
+from torch.utils._pytree import tree_map
+
+from fedsaddle.checks import bounds, refuse
+from fedsaddle.core import Message, Pair, Remembers
+from fedsaddle.engine.rounds import Event, Lanes, Posted, Study, calls_of, choose, exchange, send, which
+from fedsaddle.errors import MOST, BadInput
+from fedsaddle.fleet import Quorum, Verdict, invite
+from fedsaddle.flower.client import Lane
+from fedsaddle.flower.wire import (
+    COUNT,
+    FACT,
+    Header,
+    Refused,
+    contract,
+    header_of,
+    integer,
+    pack,
+    unpack,
+)
+from fedsaddle.history import Gathering, Told
+from fedsaddle.problem import Counts, Facts, Held
+from fedsaddle.runs import HISTORY, Interrupted, Plan, read_checkpoint, verified, write_atomically
+
+STRIKES = 3  # refused answers after which a client is no longer invited, if the experiment does not say
+SLACK = 5.0  # seconds that an answer may come after the deadline before its message expires
+UNBOUNDED = 3600.0  # seconds a message lives if there is no deadline
+PATIENCE = 60.0  # seconds to wait for all nodes in the beginning; later for enough, without a deadline
+POLL = 0.1  # seconds between looks for answers
+ROLL_CALL = 2.0  # seconds between looks at who is online
+GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+
+
+class Owed(NamedTuple):
+    """An answer that a node still owes."""
+
+    client: int
+    name: str  # what the lane is filed under
+    seed: int
+    round: int
+    phase: int
+    expires: float
+
+
+@dataclass
+class Roll:
+    """The nodes: who is there, who owes an answer, and what has arrived."""
+
+    grid: Grid
+    nodes: dict[int, int]  # client -> Flower's node
+    asked: Callable[[], bool]  # whether somebody wants the run to end
+    say: Callable[[str], None]
+    owing: dict[str, Owed] = field(default_factory=dict)  # by the message's id
+    overdue: list[Owed] = field(default_factory=list)  # came after their phase was over; to be counted
+    _online: set[int] = field(default_factory=set)
+    _looked: float = -ROLL_CALL
+
+    def online(self) -> set[int]:
+        """The clients whose nodes are online."""
+        if time.monotonic() - self._looked >= ROLL_CALL:
+            there = set(self.grid.get_node_ids())
+            self._online = {client for client, node in self.nodes.items() if node in there}
+            self._looked = time.monotonic()
+        return self._online
+
+    def idle(self) -> set[int]:
+        """The clients that are online and owe nothing."""
+        return self.online() - {owed.client for owed in self.owing.values()}
+
+    def push(self, letters: dict[int, Envelope], owed: Callable[[int], Owed]) -> list[int]:
+        """Send each client its message; those that Flower does not take."""
+        ids = list(self.grid.push_messages(letters.values())) if letters else []
+        ids += [""] * (len(letters) - len(ids))
+        self.owing |= {key: owed(client) for client, key in zip(letters, ids, strict=True) if key}
+        return [client for client, key in zip(letters, ids, strict=True) if not key]
+
+    def arrivals(self) -> list[tuple[str, Owed, Envelope | None]]:
+        """What has come since the last look, and whose time has passed (without a message)."""
+        if self.asked():
+            raise Interrupted
+        found: list[tuple[str, Owed, Envelope | None]] = []
+        for reply in self.grid.pull_messages(list(self.owing)) if self.owing else ():
+            key = reply.metadata.reply_to_message_id
+            owed = self.owing.pop(key, None)
+            if owed is not None:
+                found.append((key, owed, reply))
+        now = time.monotonic()
+        for key in [key for key, owed in self.owing.items() if owed.expires <= now]:
+            found.append((key, self.owing.pop(key), None))
+        return found
+
+    def drop(self, owed: Owed, reply: Envelope | None) -> None:
+        """Count an answer that came after its phase was decided, and forget it."""
+        if reply is not None and reply.has_content():
+            self.overdue.append(owed)
+
+    def reckon(self, name: str, seed: int, phase: int) -> tuple[int, ...]:
+        """Whose answers to this phase came after it was over in an earlier round, to be counted now."""
+        found = [owed for owed in self.overdue if (owed.name, owed.seed, owed.phase) == (name, seed, phase)]
+        self.overdue = [owed for owed in self.overdue if owed not in found]
+        return tuple(owed.client for owed in found)
+
+    def drain(self, seconds: float) -> None:
+        """Wait for what is still owed, so that no node is left with a message of a run that has ended."""
+        end = time.monotonic() + seconds
+        while self.owing and time.monotonic() < end:
+            for _, owed, reply in self.arrivals():
+                self.drop(owed, reply)
+            time.sleep(POLL)
+
+
+@dataclass
+class Deployment:
+    """Plays the rounds of a plan with real nodes."""
+
+    roll: Roll
+    plan: Plan
+    run: str  # 32 hexadecimal digits that name this run, over restarts
+    refusals: Counter[int] = field(default_factory=Counter)  # by client
+    kept: dict[tuple[str, int, int], int] = field(default_factory=dict)  # (name, seed, client) -> round
+    _like: dict[str, list[Message]] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)  # what was added up from all devices' counts
+    folder: Path | None = None  # where they are kept
+    _begun: bool = False
+
+    def recall(self, folder: Path) -> None:
+        """Learn from a run's history what this run knew when its checkpoint was made."""
+        if not (folder / "checkpoint.json").exists():
+            return
+        table = read_checkpoint(folder)["tables"].get(HISTORY)
+        data = verified(folder / HISTORY, table["sha256"], table["length"]) if table else b""
+        users: list[int] = []
+        for entry in map(json.loads, data.decode().splitlines()):
+            self.refusals.update(map(int, entry["refused"]))
+            users = entry["used"] if entry["phase"] == 0 else [*users, *entry["used"]]
+            last = len(self.plan.studies[entry["algorithm"]].algorithm.phases()) - 1
+            if entry["verdict"] == Verdict.GO.value and entry["phase"] == last:
+                self._keep(entry["algorithm"], entry["seed"], users, entry["round"])
+
+    def _keep(self, name: str, seed: int, clients: list[int], round: int) -> None:
+        """Note the round whose memory counts, for clients that took part in it."""
+        self.kept |= {(name, seed, client): round for client in clients}
+
+    # --- one round -----------------------------------------------------------------------------------
+
+    def play(
+        self, study: Study, lanes: Lanes, round: int, history: list[Told] | None = None
+    ) -> tuple[Lanes, list[Event]]:
+        """One round of every lane that is alive, one lane after another. See `rounds.play`."""
+        if not self._begun:
+            self._begun = True
+            self._wait_for_all()
+            self._enrol(study)
+        after, events = lanes, []
+        for lane in which(lanes.alive):
+            after, more = self._lane(study, after, lane, round, [] if history is None else history)
+            events += more
+        return after, events
+
+    def _lane(
+        self, study: Study, lanes: Lanes, lane: int, round: int, history: list[Told]
+    ) -> tuple[Lanes, list[Event]]:
+        """One lane's round."""
+        clock, posted = list(lanes.clock), [Counter(counts) for counts in lanes.posted]
+        strikes = [Counter(counts) for counts in lanes.strikes]
+        same = replace(
+            lanes, clock=clock, posted=posted, strikes=strikes, alive=list(lanes.alive)
+        )  # but for what it has cost
+        name, seed, server, users = study.names[lane], study.seeds[lane], lanes.server, []
+        for number, phase in enumerate(study.algorithm.phases()):
+            down = _of_lane(send(study, server, number), lane)
+            end, answers = self.gather(study, lane, round, number, lanes.completed[lane], down)
+            history.append(Told(name, seed, round, number, end))
+            clock[lane] += end.seconds
+            posted[lane][Posted("down", number)] += len(end.invited)
+            posted[lane][Posted("up", number)] += len(end.used)
+            posted[lane][Posted("late", number)] += len(end.late) + len(end.overdue)
+            if end.refused:
+                posted[lane][Posted("refused", number)] += len(end.refused)
+                strikes[lane].update(end.refused.keys())
+            if end.verdict is Verdict.ABANDON:
+                detail = f"{phase.name}: {end.answered} answers, the minimum is {study.quorum.minimum}"
+                detail += f"; {len(end.refused)} refused" if end.refused else ""
+                return same, [Event(lane, round, "abandoned", detail)]
+            # In the order of the clients' numbers, so that the order of arrival does not move a bit.
+            order = sorted(end.used)
+            asked = [order if other == lane else [] for other in range(len(study.seeds))]
+            calls, extent = calls_of(study, lanes.completed, round, number, asked)
+            up = tree_map(lambda *own: torch.stack(own).to(study.device), *(answers[one] for one in order))
+            there = replace(study, ask=lambda task, extent, visits: {"up": up}, graphs=None)  # noqa: B023
+            server = exchange(there, number, extent, server, calls, None)["server"]
+            users += end.used
+        if not all(bool(torch.isfinite(part[lane]).all()) for part in server.z):
+            same.alive[lane] = False
+            return same, [Event(lane, round, "diverged", "a parameter is no longer finite")]
+        if isinstance(study.algorithm, Remembers):
+            self._keep(name, seed, users, round)
+        only = torch.tensor([other == lane for other in range(len(study.seeds))], device=study.device)
+        completed = [t + (other == lane) for other, t in enumerate(lanes.completed)]
+        return replace(same, server=choose(only, server, lanes.server), completed=completed), []
+
+    # --- one phase of one lane -----------------------------------------------------------------------
+
+    def gather(
+        self, study: Study, lane: int, round: int, number: int, t: int, down: Message
+    ) -> tuple[Gathering, dict[int, Message]]:
+        """Invite, and wait as the quorum says. Also the good answers, by client."""
+        quorum, roll = study.quorum, self.roll
+        name, seed = study.names[lane], study.seeds[lane]
+        order = self._order(study, seed, round, number)
+        header: Header = {
+            "run": self.run,
+            "contract": contract(self.plan.resolved, name),
+            "algorithm": name,
+            "seed": seed,
+            "round": round,
+            "phase": number,
+            "t": t,
+            **{FACT + key: repr(value) for key, value in self.facts.items()},
+        }
+        expected = self._likes(study)[number]
+        limits = {} if study.checks is None else bounds(study.checks.norm, study.kinds[number])
+        most = STRIKES if study.checks is None or study.checks.strikes is None else study.checks.strikes
+
+        def judge(reply: Envelope, client: int) -> Message:
+            if reply.metadata.src_node_id != roll.nodes[client]:
+                raise Refused("another node answered for it")
+            header_of(reply.content, {**header, "client": client})
+            answer = unpack(reply.content, expected)
+            why = refuse(answer, expected, down, limits)
+            if why is not None:
+                raise Refused(why)
+            return answer
+
+        def barred() -> set[int]:
+            return {client for client, count in self.refusals.items() if count >= most}
+
+        self._wait_for_nodes(quorum, order, barred())
+        began = time.monotonic()
+        bound = UNBOUNDED if quorum.deadline is None else quorum.deadline + quorum.grace
+        expires = began + bound + SLACK
+        invited: list[int] = []
+        good: dict[int, Message] = {}
+        refused: dict[int, str] = {}
+        lost: list[int] = []
+        mine: set[str] = set()
+
+        def ask(clients: Iterable[int]) -> None:
+            letters = {
+                client: Envelope(
+                    pack({**header, "client": client, "kept": self.kept.get((name, seed, client), -1)}, down),
+                    dst_node_id=roll.nodes[client],
+                    message_type="train.visit",
+                    ttl=max(1.0, expires - time.monotonic()),
+                    group_id=str(round),
+                )
+                for client in clients
+            }
+            before = set(roll.owing)
+            lost.extend(roll.push(letters, lambda client: Owed(client, name, seed, round, number, expires)))
+            mine.update(set(roll.owing) - before)
+            invited.extend(letters)
+
+        idle = roll.idle() - barred()
+        ask([client for client in order if client in idle][: quorum.invite])
+        while True:
+            for key, owed, reply in roll.arrivals():
+                if key not in mine:
+                    roll.drop(owed, reply)
+                    continue
+                mine.discard(key)
+                if reply is None or (not reply.has_content() and reply.error.code in GONE):
+                    lost.append(owed.client)
+                    continue
+                try:
+                    if not reply.has_content():
+                        raise Refused(f"it failed: {str(reply.error.reason)[:200]}")
+                    good[owed.client] = judge(reply, owed.client)
+                except Refused as error:
+                    refused[owed.client] = str(error)
+                    self._strike(owed.client, str(error), most)
+            others = [client for client in order if client not in invited and client not in barred()]
+            missing = quorum.wanted - len(good) - len(mine)
+            if missing > 0:  # those that failed are made up for
+                ask([client for client in others if client in roll.idle()][:missing])
+            elapsed = time.monotonic() - began
+            able = [client for client in others if client not in invited and client in roll.online()]
+            verdict = quorum.verdict(len(good), len(mine) + len(able), elapsed)
+            if verdict is not Verdict.WAIT:
+                break
+            time.sleep(POLL)
+        arrived = list(good)
+        used = arrived[: quorum.wanted] if verdict is Verdict.GO else []
+        late, overdue = arrived[len(used) :], roll.reckon(name, seed, number)
+        end = Gathering(invited, used, late, refused, lost, elapsed, verdict, [], len(arrived), overdue)
+        return end, good
+
+    def _strike(self, client: int, why: str, most: int) -> None:
+        self.refusals[client] += 1
+        self.roll.say(f"client {client} is refused: {why}")
+        if self.refusals[client] == most:
+            self.roll.say(f"client {client} is no longer invited, after {most} refused answers")
+
+    def _order(self, study: Study, seed: int, round: int, number: int) -> list[int]:
+        """All clients, in the order in which they are invited: it begins as the simulator's cohort does."""
+        clients = len(study.problem.federation)
+        count = clients if study.weights is None else int((study.weights > 0).sum())
+        cohort = number if study.cohorts == "another" else 0
+        drawn = invite(torch.tensor([seed]), round, cohort, clients, count, study.weights)
+        order: list[int] = drawn[0].tolist()
+        return [client for client in order if client in self.roll.nodes]
+
+    def _likes(self, study: Study) -> list[Message]:
+        """What the answers of each phase must look like."""
+        name = study.names[0]
+        if name not in self._like:
+            own = replace(study, seeds=study.seeds[:1], hyper={k: v[:1] for k, v in study.hyper.items()})
+            lane = Lane(own)
+            self._like[name] = [
+                lane.answer(0, 0, 0, number, down, lane.blank(0))[0] for number, down in enumerate(lane.down)
+            ]
+        return self._like[name]
+
+    def _enrol(self, study: Study) -> None:
+        """Ask every device for the counts that the task needs, once in a run."""
+        problem = study.problem
+        if not isinstance(problem, Held) or not problem.away:
+            return
+        path = None if self.folder is None else self.folder / "facts.json"
+        if path is not None and path.exists():
+            self.facts = json.loads(path.read_bytes())
+        else:
+            counts = self._counts(problem)
+            self.facts = problem.facts(list(counts.values()))
+            self.roll.say(f"{len(counts)} devices hold {sum(one['rows'] for one in counts.values())} rows")
+            if path is not None:
+                write_atomically(path, json.dumps(self.facts).encode())
+        problem.learn(self.facts)
+
+    def _counts(self, problem: Held) -> dict[int, Counts]:
+        algorithm = next(iter(self.plan.studies))
+        header: Header = {"algorithm": algorithm, "contract": contract(self.plan.resolved, algorithm)}
+        wanted, expires = problem.counts(0).keys(), time.monotonic() + PATIENCE
+        letters = {
+            client: Envelope(
+                pack({**header, "client": client}, {}),
+                dst_node_id=self.roll.nodes[client],
+                message_type="query.enrol",
+                ttl=PATIENCE,
+            )
+            for client in self.roll.idle()
+        }
+        self.roll.push(letters, lambda client: Owed(client, "", 0, 0, 0, expires))
+        counts: dict[int, Counts] = {}
+        while self.roll.owing:
+            for _, owed, reply in self.roll.arrivals():
+                if reply is None:
+                    continue
+                try:
+                    if not reply.has_content():
+                        raise Refused(str(reply.error.reason)[:200])
+                    told = header_of(reply.content, {**header, "client": owed.client})
+                    counts[owed.client] = {key: integer(told, COUNT + key, 0, MOST) for key in wanted}
+                except Refused as error:
+                    self._strike(owed.client, str(error), STRIKES)
+            time.sleep(POLL)
+        return counts
+
+    def _wait_for_all(self) -> None:
+        """Give everybody with a key some time to come, once. Then the first cohort is the simulator's."""
+        began = time.monotonic()
+        while len(self.roll.online()) < len(self.roll.nodes) and time.monotonic() - began < PATIENCE:
+            self.roll.arrivals()  # ends when it is asked to
+            time.sleep(POLL)
+        there, may = len(self.roll.online()), len(self.roll.nodes)
+        self.roll.say(
+            f"{there} of {may} nodes are online" + ("" if there == may else "; going on without the others")
+        )
+
+    def _wait_for_nodes(self, quorum: Quorum, order: list[int], barred: set[int]) -> None:
+        """Until as many are idle as are wanted; when patience ends, as many as the minimum will do."""
+        began, told = time.monotonic(), 0.0
+        able = [client for client in order if client not in barred]
+        while True:
+            if len(able) < quorum.minimum:
+                raise BadInput(
+                    f"only {len(able)} clients are still invited, the minimum is {quorum.minimum}; put those "
+                    "right that were refused, and resume"
+                )
+            idle = len(self.roll.idle() & set(able))
+            waited = time.monotonic() - began
+            patience = PATIENCE if quorum.deadline is None else quorum.deadline
+            if idle >= (min(quorum.wanted, len(able)) if waited < patience else quorum.minimum):
+                return
+            if waited - told >= 10:
+                told = waited
+                self.roll.say(f"waiting for nodes: {len(self.roll.online())} of {len(order)} are online")
+            for _, owed, reply in self.roll.arrivals():
+                self.roll.drop(owed, reply)
+            time.sleep(POLL)
+
+
+def _of_lane(message: Message, lane: int) -> Message:
+    return {name: Pair(pair.x[lane], pair.y[lane]) for name, pair in message.items()}
+
+
+def server_app(work: Callable[[Grid], None]) -> ServerApp:
+    """Flower's ServerApp around the work of a server."""
+    app = ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator, unused-ignore]
+    def main(grid: Grid, context: Context) -> None:
+        work(grid)
+
+    return app

@@ -1,0 +1,139 @@
+"""What goes over the wire: a header of plain values, and flat floats as bytes.
+
+A message is Flower's RecordDict with two records. `header` says what it belongs to. `floats` holds, for each
+name and player, the values as little-endian bytes ("z.x") and what they are ("z.x is": "float32[330]").
+Nothing in it can be run. The receiver knows what must be there, and looks at names, types and sizes before it
+makes a tensor of them.
+
+Flower has a record for arrays, which it stores and sends as three objects for each array, every one by a
+request of its own. Plain bytes make one object of all of them, and a small message several times faster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from torch import Tensor
+
+from fedsaddle.core import Message, Pair
+
+HEADER, FLOATS = "header", "floats"
+COUNT, FACT = "count.", "fact."  # what a device tells of its rows, and what follows from all of them
+TYPES = {torch.float32: "float32", torch.float64: "float64"}
+
+Header = dict[str, int | str]
+
+
+class Refused(ValueError):
+    """A message that does not fit. The text says why, for the other side to read."""
+
+
+def pack(header: Header, message: Message) -> RecordDict:
+    """A message as Flower carries it."""
+    floats: dict[str, bytes | str] = {}
+    for name, part in _parts(message).items():
+        floats |= {name: _bytes(part), f"{name} is": _described(part)}
+    return RecordDict({HEADER: ConfigRecord(dict(header)), FLOATS: ConfigRecord(dict(floats))})
+
+
+def _parts(message: Message) -> dict[str, Tensor]:
+    return {
+        f"{name}.{player}": part
+        for name, pair in message.items()
+        for player, part in zip("xy", pair, strict=True)
+    }
+
+
+def _described(part: Tensor) -> str:
+    return f"{TYPES[part.dtype]}[{part.numel()}]"
+
+
+def _bytes(part: Tensor) -> bytes:
+    values = part.detach().cpu().contiguous().numpy()
+    return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def header_of(records: RecordDict, expected: Header) -> Header:
+    """The header, which must say what is expected wherever the two speak of the same."""
+    header = records.config_records.get(HEADER)
+    if header is None:
+        raise Refused("the header is missing")
+    for key, value in expected.items():
+        there = header.get(key)
+        if type(there) is not type(value) or there != value:
+            raise Refused(f"{key} is {str(there)[:80]}, expected {value}")
+    return {key: value for key, value in header.items() if isinstance(value, int | str)}
+
+
+def integer(header: Header, key: str, least: int, most: int) -> int:
+    """A whole number from a header."""
+    value = header.get(key)
+    if type(value) is not int or not least <= value <= most:
+        raise Refused(f"{key} must be a whole number from {least} to {most}, got {str(value)[:40]}")
+    return value
+
+
+def unpack(records: RecordDict, like: Message) -> Message:
+    """The floats, which must have the names, types and lengths of those in `like`."""
+    floats, wanted = records.config_records.get(FLOATS), _parts(like)
+    if floats is None or set(floats) != {*wanted, *(f"{name} is" for name in wanted)}:
+        there = "nothing" if floats is None else ", ".join(sorted(map(str, floats)))[:120]
+        raise Refused(f"expected {', '.join(sorted(wanted))}, got {there}")
+    for name, part in wanted.items():
+        data, told = floats[name], floats[f"{name} is"]
+        size = part.numel() * part.element_size()
+        if not isinstance(data, bytes) or told != _described(part) or len(data) != size:
+            length = len(data) if isinstance(data, bytes) else 0
+            raise Refused(
+                f"{name} is {str(told)[:40]} in {length} bytes, expected {_described(part)} in {size}"
+            )
+    return {
+        name: Pair(
+            *(_tensor(floats[f"{name}.{player}"], part) for player, part in zip("xy", pair, strict=True))
+        )
+        for name, pair in like.items()
+    }
+
+
+def _tensor(data: Any, like: Tensor) -> Tensor:
+    if not data:
+        return torch.empty_like(like)
+    # Copied, because Flower's bytes may not be written to.
+    return torch.frombuffer(bytearray(data), dtype=like.dtype)
+
+
+def size_of(message: Message) -> int:
+    """The bytes of a message's floats."""
+    return sum(part.numel() * part.element_size() for pair in message.values() for part in pair)
+
+
+# --- what both sides must agree on --------------------------------------------------------------------------
+
+ELSEWHERE = ("dataset", "test", "path", "inception", "sha256", "test_sha256")  # files: each side has its own
+
+
+def contract(resolved: dict[str, Any], algorithm: str) -> str:
+    """A hash of what decides a client's answer: the task, the algorithm and its settings.
+
+    Rounds, seeds, quorum and fleet are the server's alone, and where a file lies is each side's own affair.
+    """
+    task = resolved["problem"]
+    problem = {
+        key: value
+        for key, value in task.items()
+        if not (key in ELSEWHERE and ("/" in str(value) or "sha256" in key))
+    }
+    if task.get("partition") == "devices":  # the one file that everybody has scales their columns
+        problem["sha256"] = task["sha256"]
+    rule = {key: value for key, value in resolved["algorithms"][algorithm].items() if key != "invite"}
+    agreed = {
+        "problem": problem,
+        "rule": rule,
+        "called": algorithm,
+        **{k: resolved[k] for k in ("batch", "K")},
+    }
+    return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()

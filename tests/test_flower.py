@@ -1,0 +1,1032 @@
+"""Deployment over Flower: the parts by themselves, then real processes on loopback, judged by replay."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import re
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr")
+
+import httpx
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedsaddle import cli
+from fedsaddle.core import Pair
+from fedsaddle.errors import BadInput
+from fedsaddle.fleet import Everybody
+from fedsaddle.flower import deploy, keys, link, server, wire
+from fedsaddle.flower.client import Memory, Site, client_app, learn, visit
+from fedsaddle.flower.supervise import Family
+from fedsaddle.problem import Federation
+from fedsaddle.replay import replay_run
+from fedsaddle.runs import RunFolder, execute
+from fedsaddle.spec import load
+
+ROOT = Path(__file__).parent
+FEDSADDLE = [sys.executable, "-m", "fedsaddle"]
+
+NINE = """
+name = "nine"
+rounds = 3
+evaluate_every = 1
+seeds = "3"
+batch = 2
+K = 3
+[problem]
+name = "quadratic"
+clients = 4
+dim_x = 3
+dim_y = 4
+samples = [2, 7]
+[fleet]
+model = "everybody"
+[quorum]
+invite = 3
+deadline = 60.0
+[algorithms]
+cdma-nc = { eta = 0.05, gamma = 0.08 }
+cdma-one = { eta = 0.05, gamma = 0.08 }
+cdma-ada = { c_eta = 0.05, c_gamma = 0.08, c_alpha = 0.7, rho = 0.3 }
+parallel-sgda = { eta = 0.2, gamma = 0.3 }
+local-sgda-plus = { eta = 0.05, gamma = 0.08, s = 2 }
+extra-step = { eta_l = 0.05 }
+coda-plus = { eta_l = 0.05, theta = 0.3, K_0 = 6 }
+codasca = { eta_l = 0.05, eta_g = 1.1, theta = 0.3, K_0 = 6 }
+catalyst-scaffold-s = { eta_l = 0.05, eta_g = 0.06, theta = 0.3, K_0 = 6 }
+"""
+
+
+class Quiet:
+    def begin(self, study, start): ...
+    def stop(self, study, stop): ...
+
+
+@pytest.fixture
+def nine(tmp_path):
+    path = tmp_path / "nine.toml"
+    path.write_text(NINE)
+    return path
+
+
+def plan_of(path, *settings, **options):
+    return load(str(path), engine="loop", history=True, settings=settings, **options)
+
+
+def ends(folder):
+    """The final parameters of a run, by algorithm, seed and player."""
+    return {
+        (path.stem, name): value
+        for path in sorted((folder / "final").glob("*.safetensors"))
+        for name, value in load_file(path).items()
+    }
+
+
+def assert_same_end(one, other):
+    mine, theirs = ends(one), ends(other)
+    assert mine.keys() == theirs.keys()
+    assert mine
+    for name in mine:
+        assert torch.equal(mine[name], theirs[name]), name
+
+
+def assert_replays(folder):
+    found = list(replay_run(folder))
+    assert found
+    for one in found:
+        assert one.agrees, one
+        assert one.exact, one
+
+
+def told(folder):
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+# --- the wire ---------------------------------------------------------------------------------------------
+
+
+def message(**changed):
+    return {"z": Pair(torch.tensor([1.0, 2.0]), torch.tensor([3.0], dtype=torch.float32))} | changed
+
+
+def test_what_is_packed_is_unpacked_bit_for_bit():
+    odd = torch.tensor([0.1, -0.0, 1e-40, 3.4e38], dtype=torch.float32)
+    sent = {"z": Pair(odd, torch.empty(0)), "u": Pair(odd.double() / 3, torch.tensor([1 / 3]))}
+    back = wire.unpack(wire.pack({"round": 1}, sent), sent)
+    for name, pair in sent.items():
+        for mine, theirs in zip(pair, back[name], strict=True):
+            assert mine.dtype == theirs.dtype
+            assert mine.numpy().tobytes() == theirs.numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {},
+        {"g": message()["z"]},
+        message(g=message()["z"]),
+        {"z": Pair(torch.ones(3), torch.ones(1))},
+        {"z": Pair(torch.ones(2, dtype=torch.float64), torch.ones(1))},
+        {"z": Pair(torch.ones(2), torch.ones(0))},
+    ],
+)
+def test_other_names_types_and_sizes_are_refused(sent):
+    with pytest.raises(wire.Refused, match="expected"):
+        wire.unpack(wire.pack({}, sent), message())
+
+
+@pytest.mark.parametrize("floats", [{"z.x": b"1234"}, {"z.x": 5}, {"z.x is": "float32[1]"}, {"z.x is": 1}])
+def test_bytes_that_are_not_what_they_say_are_refused(floats):
+    records = wire.pack({}, message())
+    records["floats"].update(floats)
+    with pytest.raises(wire.Refused, match=r"z\.x"):
+        wire.unpack(records, message())
+    with pytest.raises(wire.Refused, match="got nothing"):
+        wire.unpack(RecordDict({"header": ConfigRecord({})}), message())
+
+
+def test_a_header_must_say_what_is_expected():
+    records = wire.pack({"round": 3, "algorithm": "cdma-nc"}, message())
+    assert wire.header_of(records, {"round": 3})["algorithm"] == "cdma-nc"
+    for expected in ({"round": 4}, {"round": "3"}, {"round": True}, {"phase": 0}):
+        with pytest.raises(wire.Refused, match="expected"):
+            wire.header_of(records, expected)
+    with pytest.raises(wire.Refused, match="header is missing"):
+        wire.header_of(RecordDict(), {})
+
+
+def test_both_sides_agree_on_the_task_and_not_on_places(nine, tmp_path):
+    plain = plan_of(nine).resolved
+    assert wire.contract(plain, "cdma-nc") == wire.contract(
+        plan_of(nine, "quorum.invite=2", rounds=9, seeds="0-3").resolved, "cdma-nc"
+    )
+    for change in ("batch=3", "K=4", "problem.dim_x=5", "algorithms.cdma-nc.eta=0.06"):
+        assert wire.contract(plain, "cdma-nc") != wire.contract(plan_of(nine, change).resolved, "cdma-nc")
+    here, there = (
+        {**plain, "problem": {"name": "auc", "dataset": f"/{place}/a.csv", "sha256": place}} for place in "ab"
+    )
+    assert wire.contract(here, "cdma-nc") == wire.contract(there, "cdma-nc")
+
+
+# --- a client ---------------------------------------------------------------------------------------------
+
+
+def call(site, **changed):
+    """A message as the server sends it."""
+    algorithm = "codasca"
+    lane = site.lane(algorithm, 3)
+    header = {
+        "run": "0" * 32,
+        "contract": wire.contract(site.plan.resolved, algorithm),
+        "algorithm": algorithm,
+        "seed": 3,
+        "round": 2,
+        "phase": 0,
+        "t": 2,
+        "client": site.client,
+        "kept": -1,
+    }
+    return wire.pack(header | changed, lane.down[0])
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"client": 1}, "client is 1, expected 2"),
+        ({"contract": "0" * 64}, "contract is"),
+        ({"algorithm": "cdma-nc"}, "contract is"),
+        ({"algorithm": "sgd"}, "no algorithm 'sgd'"),
+        ({"algorithm": 7}, "no algorithm '7'"),
+        ({"phase": 1}, "phase must be a whole number from 0 to 0"),
+        ({"round": -1}, "round must be"),
+        ({"round": "2"}, "round must be"),
+        ({"t": 3}, "t must be"),
+        ({"kept": 2}, "kept must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"run": "../../etc"}, "32 hexadecimal digits"),
+    ],
+)
+def test_a_device_answers_only_what_fits_its_experiment(nine, tmp_path, changed, why):
+    site = Site(plan_of(nine), 2, tmp_path)
+    with pytest.raises(wire.Refused, match=re.escape(why)):
+        visit(site, call(site, **changed))
+    assert not list(tmp_path.glob("memory/**/*.safetensors"))
+
+
+def test_what_a_client_keeps_counts_once_its_round_has(nine, tmp_path):
+    """Answers may be late or in vain, and the client is not told; the next message says what counts."""
+    site = Site(plan_of(nine), 2, tmp_path)
+    blank = site.lane("codasca", 3).blank(2)
+    visit(site, call(site, round=0, t=0))
+    visit(site, call(site, round=1, t=0))  # round 0 was abandoned: c_i is still the first
+    memory = Memory(tmp_path, "0" * 32, "codasca", 3)
+    kept = memory.recall(1, blank)
+    assert not torch.equal(kept.x, blank.x)
+    assert [path.name for path in memory.folder.iterdir()] == ["1.safetensors"]
+    _, other = visit(site, call(site, round=2, t=1, kept=1))
+    _, fresh = visit(site, call(site, round=2, t=1))
+    assert not torch.equal(other["z"].x, fresh["z"].x)
+    with pytest.raises(wire.Refused, match="kept in round 0 is gone"):
+        visit(site, call(site, round=2, t=1, kept=0))
+
+
+# --- the server, with clients in this process ---------------------------------------------------------------
+
+
+class Clients:
+    """A Grid whose nodes are in this process. `answers` says what becomes of each message."""
+
+    def __init__(self, plan, folder, answers=lambda header, reply: [(0.0, reply)]):
+        self.apps = {
+            client: client_app(Site(plan, client, folder / str(client))) for client in range(count_of(plan))
+        }
+        self.answers, self.online = answers, set(self.apps)
+        self.mail, self.asked, self.now = [], [], 0
+
+    def get_node_ids(self):
+        return [100 + client for client in self.online]
+
+    def push_messages(self, messages):
+        ids = []
+        for one in messages:
+            header = dict(one.content["header"])
+            ids.append(f"m{len(self.asked)}")
+            self.asked.append(header)
+            one.metadata.__dict__["_message_id"] = ids[-1]
+            try:
+                reply = self.apps[header["client"]](one, None)
+            except Exception as error:
+                reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=one)
+            for seconds, own in self.answers(header, reply):
+                own.metadata.__dict__["_reply_to_message_id"] = ids[-1]
+                own.metadata.__dict__["_src_node_id"] = 100 + header["client"]
+                self.mail.append((time.monotonic() + seconds, own))
+        return ids
+
+    def pull_messages(self, ids):
+        now = time.monotonic()
+        ready = [(at, own) for at, own in self.mail if at <= now and own.metadata.reply_to_message_id in ids]
+        self.mail = [one for one in self.mail if one not in ready]
+        return [own for _, own in sorted(ready, key=lambda one: one[0])]
+
+
+def count_of(plan):
+    return len(next(iter(plan.studies.values())).problem.federation)
+
+
+def deployed(plan, grid, folder, said=None):
+    """A run with the clients of this process."""
+    roll = server.Roll(
+        grid,
+        {client: 100 + client for client in grid.apps},
+        lambda: False,
+        [].append if said is None else said.append,
+    )
+    one = server.Deployment(roll, plan, "0" * 32)
+    run = RunFolder(folder, plan, resume=(folder / "checkpoint.json").exists())
+    one.recall(folder)
+    try:
+        execute(run, Quiet(), checkpoint_seconds=0, play=one.play)
+    finally:
+        run.close()
+    return one
+
+
+def simulated(plan, folder):
+    run = RunFolder(folder, plan, resume=False)
+    execute(run, Quiet(), checkpoint_seconds=0)
+    run.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(server, "POLL", 0.002)
+    monkeypatch.setattr(server, "ROLL_CALL", 0.0)
+    monkeypatch.setattr(server, "SLACK", 0.3)
+    monkeypatch.setattr(server, "PATIENCE", 0.5)
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # as Flower's runner does
+
+
+def test_all_nine_equal_the_simulator_bit_for_bit(nine, tmp_path):
+    plan = plan_of(nine, seeds="3,8")
+    deployed(plan, Clients(plan, tmp_path / "nodes"), tmp_path / "real")
+    simulated(plan_of(nine, seeds="3,8"), tmp_path / "sim")
+    assert_same_end(tmp_path / "real", tmp_path / "sim")
+    assert_replays(tmp_path / "real")
+    for table in ("traffic.csv", "events.csv"):
+        assert (tmp_path / "real" / table).read_bytes() == (tmp_path / "sim" / table).read_bytes()
+
+
+@pytest.mark.parametrize("task", ["auc", "robust", "fair", "gan"])
+def test_tasks_with_data_equal_the_simulator(nine, tmp_path, task):
+    """In float32 too: a device computes what the loop over single clients does."""
+    dials = {
+        "gan": ["problem.samples=100"],
+        "robust": ["problem.hidden=8", "problem.evaluate_rows=10", "problem.ascent_steps=1"],
+    }
+    settings = [
+        f'problem={{name="{task}", dataset="digits", clients=4}}',
+        *dials.get(task, []),
+        "quorum.invite=2",
+    ]
+    options = {"algorithms": ["cdma-ada", "codasca"], "rounds": 2}
+    plan = plan_of(nine, *settings, **options)
+    deployed(plan, Clients(plan, tmp_path / "nodes"), tmp_path / "real")
+    simulated(plan_of(nine, *settings, **options), tmp_path / "sim")
+    assert_same_end(tmp_path / "real", tmp_path / "sim")
+
+
+def test_the_first_enough_answers_are_used_and_the_others_are_late(nine, tmp_path):
+    """S^ = 4, S_t = 2: clients 1 and 3 are fast. The late answers are counted, and nobody is asked twice."""
+
+    def answers(header, reply):
+        return [(0.0 if header["client"] in (1, 3) else 4.0, reply)]
+
+    settings = ["quorum={invite=4, enough=2, deadline=30.0}"]
+    plan = plan_of(nine, *settings, algorithms=["cdma-one"], rounds=2)
+    grid = Clients(plan, tmp_path / "nodes", answers)
+    deployed(plan, grid, tmp_path / "real")
+    lines = told(tmp_path / "real")
+    assert all(sorted(line["used"]) == [1, 3] for line in lines[:2])
+    assert sorted(lines[0]["invited"]) == [0, 1, 2, 3]
+    assert sorted(lines[1]["invited"]) == [1, 3]  # the others still owe an answer
+    assert_replays(tmp_path / "real")
+
+
+def test_an_answer_that_comes_rounds_later_is_counted_and_dropped(nine, tmp_path):
+    def answers(header, reply):
+        slow = header["client"] == 0 and header["round"] == 0
+        return [(0.4 if slow else 0.05, reply)]
+
+    plan = plan_of(nine, "quorum={invite=4, enough=3, deadline=5.0}", algorithms=["cdma-nc"], rounds=12)
+    deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real")
+    overdue = [line for line in told(tmp_path / "real") if line.get("overdue")]
+    assert any(0 in line["overdue"] and line["round"] > 0 for line in overdue)
+    assert_replays(tmp_path / "real")
+    assert ",late," in (tmp_path / "real" / "traffic.csv").read_text()
+
+
+def spoilt(reply, **changed):
+    """The answer with another header, or other floats."""
+    header, floats = dict(reply.content["header"]), reply.content["floats"]
+    return RecordDict(
+        {
+            "header": ConfigRecord({**header, **changed.pop("header", {})}),
+            "floats": ConfigRecord({**floats, **changed}),
+        }
+    )
+
+
+BAD = {
+    "nan": (lambda reply: spoilt(reply, **{"z.x": b"\xff" * len(reply.content["floats"]["z.x"])}), "finite"),
+    "short": (lambda reply: spoilt(reply, **{"z.x": b"1234"}), "z.x is"),
+    "name": (lambda reply: spoilt(reply, more=b""), "expected z.x"),
+    "round": (lambda reply: spoilt(reply, header={"round": 77}), "round is 77"),
+    "phase": (lambda reply: spoilt(reply, header={"phase": 1}), "phase is 1"),
+    "run": (lambda reply: spoilt(reply, header={"run": "1" * 32}), "run is"),
+    "contract": (lambda reply: spoilt(reply, header={"contract": "x"}), "contract is"),
+    "client": (lambda reply: spoilt(reply, header={"client": 3}), "client is 3"),
+    "empty": (lambda reply: RecordDict(), "header is missing"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_answers_are_refused_and_then_their_client(nine, tmp_path, kind):
+    spoil, why = BAD[kind]
+
+    def answers(header, reply):
+        if header["client"] == 2 and header["round"] > 0:
+            reply.__dict__["_content"] = spoil(reply)
+        return [(0.0, reply)]
+
+    plan = plan_of(nine, "quorum={invite=4, deadline=5.0}", algorithms=["cdma-nc"], rounds=6)
+    said = []
+    grid = Clients(plan, tmp_path / "nodes", answers)
+    deployed(plan, grid, tmp_path / "real", said)
+    lines = told(tmp_path / "real")
+    for line in lines[1:4]:
+        assert why in line["refused"]["2"]
+        assert sorted(line["used"]) == [0, 1, 3]
+    assert all(2 not in line["invited"] for line in lines[4:])  # three strikes
+    assert said[-1] == "client 2 is no longer invited, after 3 refused answers"
+    assert_replays(tmp_path / "real")
+
+
+def test_the_norm_bound_of_an_experiment_holds_for_real_answers(nine, tmp_path):
+    def answers(header, reply):
+        floats = reply.content["floats"]
+        if header["client"] == 1:
+            far = 1e3 * torch.ones(len(floats["z.x"]) // 8, dtype=torch.float64)
+            reply.content["floats"]["z.x"] = far.numpy().tobytes()
+        return [(0.0, reply)]
+
+    settings = ["quorum={invite=4, deadline=5.0}", "checks={norm=100.0, strikes=1}"]
+    plan = plan_of(nine, *settings, algorithms=["cdma-nc"])
+    deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real")
+    lines = told(tmp_path / "real")
+    assert "norm bound" in lines[0]["refused"]["1"]
+    assert all(1 not in line["invited"] for line in lines[1:])
+    assert_replays(tmp_path / "real")
+
+
+def test_robust_merges_are_the_simulators(nine, tmp_path):
+    settings = ["quorum.invite=4", 'merge={rule="median", clip=0.05}']
+    plan = plan_of(nine, *settings, algorithms=["cdma-one", "codasca"])
+    deployed(plan, Clients(plan, tmp_path / "nodes"), tmp_path / "real")
+    simulated(plan_of(nine, *settings, algorithms=["cdma-one", "codasca"]), tmp_path / "sim")
+    assert_same_end(tmp_path / "real", tmp_path / "sim")
+
+
+def test_more_are_invited_when_errors_make_enough_unreachable(nine, tmp_path):
+    def answers(header, reply):
+        if header["client"] == grid.asked[0]["client"]:
+            failed = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "boom"), reply_to=reply)
+            return [(0.0, failed)]
+        return [(0.0, reply)]
+
+    plan = plan_of(nine, "quorum={invite=2, deadline=5.0}", algorithms=["cdma-nc"], rounds=2)
+    grid = Clients(plan, tmp_path / "nodes", answers)
+    deployed(plan, grid, tmp_path / "real")
+    first = told(tmp_path / "real")[0]
+    assert len(first["invited"]) == 3
+    assert len(first["used"]) == 2
+    assert "boom" in next(iter(first["refused"].values()))
+    assert_replays(tmp_path / "real")
+
+
+def test_a_phase_below_its_minimum_is_abandoned_and_changes_nothing(nine, tmp_path):
+    def answers(header, reply):
+        silent = header["round"] == 1 and header["phase"] == 1 and header["client"] != 0
+        return [] if silent else [(0.0, reply)]
+
+    settings = ["quorum={invite=4, minimum=2, deadline=0.3, grace=0.2}"]
+    plan = plan_of(nine, *settings, algorithms=["cdma-one", "codasca"], rounds=4)
+    deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real")
+    lines = [line for line in told(tmp_path / "real") if line["algorithm"] == "cdma-one"]
+    assert [line["verdict"] for line in lines[2:4]] == ["go", "abandon"]
+    assert 0.5 <= lines[3]["seconds"] < 5
+    events = (tmp_path / "real" / "events.csv").read_text()
+    assert 'cdma-one,3,1,abandoned,"update: 1 answers, the minimum is 2"' in events
+    assert_replays(tmp_path / "real")
+
+
+def test_nobody_is_invited_who_is_away_or_owes_an_answer(nine, tmp_path):
+    def answers(header, reply):
+        return [] if header["client"] == 3 and header["round"] < 2 else [(0.0, reply)]
+
+    settings = ["quorum={invite=3, enough=2, deadline=0.2}"]
+    plan = plan_of(nine, *settings, algorithms=["cdma-nc"], rounds=8)
+    grid = Clients(plan, tmp_path / "nodes", answers)
+    grid.online.discard(1)
+    deployed(plan, grid, tmp_path / "real")
+    asked = Counter(header["client"] for header in grid.asked)
+    assert 1 not in asked
+    assert set(asked) == {0, 2, 3}
+    owed = [header["round"] for header in grid.asked if header["client"] == 3]
+    assert owed[0] < 2
+    assert len(owed) == len(set(owed))
+    assert_replays(tmp_path / "real")
+
+
+def test_a_killed_server_goes_on_from_its_checkpoint_to_the_same_bits(nine, tmp_path):
+    """Also CODASCA, whose clients must come back to what counted when the checkpoint was made."""
+
+    class Killed(Exception):
+        pass
+
+    plan = plan_of(nine, algorithms=["cdma-one", "codasca"], rounds=5)
+    deaths = iter([2, 5, 6, 11, 12])
+    death = next(deaths)
+    made = 0
+
+    def answers(header, reply):
+        nonlocal made, death
+        made += 1
+        if made >= 3 * death:
+            death = next(deaths, 10**9)
+            raise Killed
+        return [(0.0, reply)]
+
+    for _ in range(7):
+        grid = Clients(plan, tmp_path / "nodes", answers)
+        try:
+            deployed(plan, grid, tmp_path / "real")
+            break
+        except Killed:
+            plan = plan_of(nine, algorithms=["cdma-one", "codasca"], rounds=5)
+    assert death == 10**9
+    simulated(plan_of(nine, algorithms=["cdma-one", "codasca"], rounds=5), tmp_path / "sim")
+    assert_same_end(tmp_path / "real", tmp_path / "sim")
+    assert_replays(tmp_path / "real")
+
+
+# --- devices with rows of their own -------------------------------------------------------------------------
+
+OWN = """
+name = "own"
+rounds = 3
+evaluate_every = 1
+seeds = "0"
+batch = 4
+K = 2
+[problem]
+name = "auc"
+dataset = "reference.csv"
+partition = "devices"
+clients = 3
+network = "logistic"
+positive = "sick"
+[quorum]
+invite = 3
+deadline = 20.0
+[algorithms]
+cdma-one = { eta = 0.1, gamma = 0.1 }
+"""
+
+
+def table(path, rows, seed):
+    """Two numbers, a word and a label that depends on them."""
+    lines = ["age,dose,ward,label"]
+    for luck in torch.rand(rows, 4, generator=torch.Generator().manual_seed(seed)).tolist():
+        sick = luck[0] + luck[1] + 0.3 * luck[3] > 1.3
+        lines.append(
+            f"{20 + 60 * luck[0]:.3f},{luck[1]:.4f},{'abc'[int(3 * luck[2])]},{'sick' if sick else 'well'}"
+        )
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def own(tmp_path):
+    """An experiment whose rows are on three devices: the experiment, and their files."""
+    table(tmp_path / "reference.csv", 60, 0)
+    path = tmp_path / "own.toml"
+    path.write_text(OWN)
+    return path, [table(tmp_path / f"rows-{client}.csv", 20 + 9 * client, 1 + client) for client in range(3)]
+
+
+def test_devices_train_on_rows_that_the_server_never_sees(own, tmp_path):
+    """The same as a simulator that could see them all, bit for bit; two counts of each device make up p."""
+    path, files = own
+    plan = plan_of(path, devices=True)
+    grid = Clients(plan, tmp_path / "nodes")
+    sites = [Site.holding(plan_of(path, devices=True), n, tmp_path / str(n), str(files[n])) for n in range(3)]
+    grid.apps = {site.client: client_app(site) for site in sites}
+    said = []
+    deployed(plan, grid, tmp_path / "real", said)
+    assert "3 devices hold 87 rows" in said
+    asked = [header for header in grid.asked if "round" not in header]
+    assert len(asked) == 3
+
+    seen = plan_of(path, devices=True)
+    problem = seen.studies["cdma-one"].problem
+    parts = [site.plan.studies["cdma-one"].problem.federation for site in sites]
+    held = [
+        {name: rows[part.offsets[n] : part.offsets[n] + part.sizes[n]] for name, rows in part.rows.items()}
+        for n, part in enumerate(parts)
+    ]
+    rows = {name: torch.cat([one[name] for one in held]) for name in held[0]}
+    problem.__dict__["federation"] = Federation(rows, torch.tensor([20, 29, 38]))
+    problem.learn({"p": float(rows["positive"].double().mean())})
+    problem_of = {name: dataclasses.replace(study, problem=problem) for name, study in seen.studies.items()}
+    seen = dataclasses.replace(seen, studies=problem_of)
+    quick = dataclasses.replace(seen.studies["cdma-one"], fleet=Everybody())
+    simulated(dataclasses.replace(seen, studies={"cdma-one": quick}), tmp_path / "sim")
+    assert_same_end(tmp_path / "real", tmp_path / "sim")
+    last = (tmp_path / "real" / "rounds.csv").read_text().splitlines()
+    assert last[0].endswith("time_simulated,test_auc,test_precision")
+
+
+def test_what_does_not_fit_rows_on_devices_is_refused(own, nine, tmp_path):
+    path, files = own
+    with pytest.raises(BadInput, match="on devices"):
+        plan_of(path)
+    with pytest.raises(BadInput, match="leave out test"):
+        plan_of(path, "problem.test=reference.csv", devices=True)
+    with pytest.raises(BadInput, match="partition = 'devices'"):
+        Site.holding(plan_of(nine), 0, tmp_path, str(files[0]))
+    plan = plan_of(path, devices=True)
+    other = table(tmp_path / "other.csv", 60, 99)
+    changed = plan_of(path, f"problem.dataset={other}", devices=True)
+    assert wire.contract(plan.resolved, "cdma-one") != wire.contract(changed.resolved, "cdma-one")
+    site = Site.holding(plan, 1, tmp_path, str(files[1]))
+    for facts in ({}, {"fact.p": "nan"}, {"fact.p": "2.0"}, {"fact.p": "much"}):
+        with pytest.raises(wire.Refused, match="does not fit"):
+            learn(site.plan.studies["cdma-one"].problem, facts)
+    files[0].write_text("age,dose,label\n1,2,sick\n")
+    with pytest.raises(BadInput, match="lacks the column 'ward'"):
+        Site.holding(plan, 0, tmp_path, str(files[0]))
+
+
+# --- keys and the outer door --------------------------------------------------------------------------------
+
+
+def test_keys_are_private_and_can_be_added_to(tmp_path):
+    place = tmp_path / "keys"
+    keys.make(place, 2, ["fl.example.org", "192.0.2.7"])
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    keys.make(place, 3)
+    assert all(path.read_bytes() == data for path, data in before.items())
+    assert sorted(keys.node_keys(place / "server")) == [0, 1, 2]
+    for path in place.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert len({(place / f"node-{n}" / "key").read_bytes() for n in range(3)}) == 3
+    context = ssl.create_default_context(cafile=str(place / "node-2" / "ca.crt"))
+    assert context.get_ca_certs()
+    for bad in (["a b"], ["-x"], [""]):
+        with pytest.raises(BadInput, match="--host"):
+            keys.make(tmp_path / "other", 1, bad)
+    with pytest.raises(BadInput, match="something else"):
+        keys.make(tmp_path, 1)
+
+
+def ask_door(path, most=1000, method="POST", headers=((b"content-length", b"10"),), ready=True, door=None):
+    passed = []
+
+    async def inside(scope, receive, send):
+        passed.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(event):
+        passed.append(event.get("status"))
+
+    door = door or link.Outside(inside, most, ROOT if ready else ROOT / "nothing")
+    door.inside = inside
+    scope = {"type": "http", "method": method, "path": path, "headers": list(headers)}
+    asyncio.run(door(scope, None, send))
+    return passed[0]
+
+
+def test_only_the_fleets_paths_are_open_from_outside():
+    for path in ("/v1/fleet/pull-messages", "/v1/fleet/push-object"):
+        assert ask_door(path) == path
+    for path in (
+        "/v1/control/start-run",
+        "/v1/runtime/acquire-task",
+        "/v1/fleet/register-node",
+        "/v1/fleet/../control/start-run",
+        "/v1/fleet/",
+        "//v1/control/start-run",
+        "/docs",
+        "/openapi.json",
+        "/",
+    ):
+        assert ask_door(path) == 403, path
+    assert ask_door("/v1/fleet/pull-messages", method="GET") == 403
+    assert ask_door("/v1/fleet/pull-messages", ready=False) == 503
+
+
+def test_large_bodies_are_not_read():
+    path = "/v1/fleet/push-object"
+    assert ask_door(path, headers=[(b"content-length", b"1001")]) == 413
+    assert ask_door(path, headers=[]) == 413
+    assert ask_door(path, headers=[(b"content-length", b"1"), (b"transfer-encoding", b"chunked")]) == 413
+    assert ask_door(path, headers=[(b"content-length", b"-1")]) == 413
+    door = link.Outside(None, 1000, ROOT)
+    piece = [(b"content-length", b"400"), (link.KEY, b"key")]
+    assert [ask_door(path, headers=piece, door=door) for _ in range(3)] == [path, path, 413]
+    assert ask_door(path, headers=[(b"content-length", b"400"), (link.KEY, b"other")], door=door) == path
+    ask_door("/v1/fleet/push-messages", headers=piece, door=door)  # a new answer
+    assert ask_door(path, headers=piece, door=door) == path
+
+
+@pytest.mark.parametrize("text", ["nowhere", ":9092", "host:", "host:0", "host:99999", "host:port"])
+def test_addresses_are_checked(text):
+    with pytest.raises(BadInput, match="HOST:PORT"):
+        deploy.parse_address(text, "--server")
+    assert deploy.parse_address("[::1]:9092", "--server") == ("::1", 9092)
+
+
+# --- the commands -------------------------------------------------------------------------------------------
+
+SERVE, JOIN = ["serve", "nine.toml", "--keys"], ["join", "nine.toml", "--server", "localhost:1", "--key"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([*SERVE, "nowhere"], "server.crt is missing"),
+        ([*SERVE, "keys"], "server.crt is missing"),
+        ([*SERVE, "keys/server", "--listen", "everywhere"], "--listen takes HOST:PORT"),
+        ([*SERVE, "keys/server", "--set", "faults={drop=0.1}"], "leave [faults] out"),
+        ([*SERVE, "keys/server", "--clients", "1"], "the experiment has 1 clients"),
+        ([*SERVE, "keys/server", "--set", "quorum.invite=4"], "waits for 4 answers, but only 2 nodes"),
+        ([*SERVE, "keys/server", "--algorithm", "sgd"], "unknown algorithm"),
+        ([*SERVE, "keys/server", "--clients", "0"], "clients must be at least 1"),
+        ([*JOIN, "nowhere/node-0"], "cannot read nowhere/node-0/key"),
+        ([*JOIN, "keys/server"], "which client is this?"),
+        ([*JOIN, "keys/server", "--client", "0"], "cannot read keys/server/key"),
+        ([*JOIN, "keys/node-0", "--client", "4"], "from 0 to 3"),
+        ([*JOIN, "keys/node-0", "--poll", "0"], "--poll must be above 0"),
+        ([*JOIN, "keys/node-0", "--data", "rows.csv"], "partition = 'devices'"),
+        (["local", "nine.toml", "--nodes", "0"], "clients must be at least 1"),
+        (["keys", "keys", "--nodes", "0"], "nodes must be at least 1"),
+        (["keys", ".", "--nodes", "1"], "something else"),
+        (["keys", "keys", "--host", "other.example.org"], "choose another folder"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(nine, tmp_path, monkeypatch, capsys, words, why):
+    monkeypatch.chdir(tmp_path)
+    keys.make(Path("keys"), 2)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    monkeypatch.setattr(sys, "argv", ["fedsaddle", *words])
+    monkeypatch.setattr(Family, "start", lambda *_: pytest.fail("it was accepted"))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    out, told = capsys.readouterr()
+    assert (end.value.code, out) == (2, ""), told
+    assert told.startswith("error: ")
+    assert told.count("\n") == 1
+    assert why in told
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+# --- real processes -----------------------------------------------------------------------------------------
+
+
+def descendants(pid):
+    """All processes below one."""
+    found = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        found += [int(child), *descendants(child)]
+    return found
+
+
+def gone(pids, seconds=15):
+    """Whether these processes all end in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not any(Path(f"/proc/{pid}").exists() and state(pid) != "Z" for pid in pids):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def state(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def wait_for(what, seconds, processes=()):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it took too long"
+        for one in processes:
+            assert one.poll() is None, one.args
+        time.sleep(0.05)
+
+
+class Fleet:
+    """A server and nodes as a person starts them, each a process of its own."""
+
+    def __init__(self, folder, experiment, nodes=4):
+        self.folder, self.experiment, self.port = folder, experiment, deploy.free_port()
+        self.keys, self.run, self.processes = folder / "keys", folder / "run", []
+        keys.make(self.keys, nodes)
+        place = ["--keys", self.keys / "server", "--listen", f"127.0.0.1:{self.port}", "--out", self.run]
+        self.serve = self.start("server", [*FEDSADDLE, "serve", experiment, *place])
+
+    def start(self, name, command):
+        log = (self.folder / f"{name}.log").open("ab")
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env=env)
+        log.close()
+        self.processes.append(process)
+        return process
+
+    def join(self, client, plan=None):
+        told = {
+            "experiment": str(self.experiment),
+            "client": client,
+            "folder": str(self.folder / f"client-{client}"),
+            "key": str(self.keys / f"node-{client}"),
+            "server": f"127.0.0.1:{self.port}",
+            "plan": plan or {},
+        }
+        return self.start(f"client-{client}", [sys.executable, ROOT / "faulty.py", json.dumps(told)])
+
+    def log(self, name):
+        return (self.folder / f"{name}.log").read_text()
+
+    def mark(self, client):
+        return self.folder / f"client-{client}" / "mark"
+
+    def wait(self, seconds):
+        try:
+            code = self.serve.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"it took too long: {self.log('server')[-2000:]}")
+        assert code == 0, self.log("server")[-3000:]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        below = [pid for one in self.processes if one.poll() is None for pid in descendants(one.pid)]
+        for one in self.processes:
+            one.terminate()
+        for one in self.processes:
+            try:
+                one.wait(30)
+            except subprocess.TimeoutExpired:
+                one.kill()
+                raise
+        assert gone(below)
+
+
+def experiment(folder, text=NINE, **changed):
+    """An experiment file with some lines changed."""
+    for key, value in changed.items():
+        text, times = re.subn(rf"^{key} = .*$", f"{key} = {value}", text, flags=re.M)
+        assert times == 1, key
+    path = folder / "experiment.toml"
+    path.write_text(text)
+    return path
+
+
+def only(text, *names):
+    """The same experiment with some of its algorithms."""
+    head, tables = text.split("[algorithms]\n")
+    kept = [line for line in tables.splitlines() if line.split(" = ")[0] in names]
+    return head + "[algorithms]\n" + "\n".join(kept) + "\n"
+
+
+def test_local_runs_all_nine_as_the_simulator_does(tmp_path):
+    """Keys, TLS, a SuperLink, four nodes, nine algorithms: one command, and the simulator's bits."""
+    path = experiment(tmp_path, rounds=2)
+    command = [*FEDSADDLE, "local", path, "--nodes", "4", "--out", tmp_path / "real"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "report" in done.stdout
+    simulated(plan_of(path), tmp_path / "sim")
+    assert_same_end(tmp_path / "real", tmp_path / "sim")
+    assert_replays(tmp_path / "real")
+
+
+FAULTS = {
+    0: {"1.0": "raise", "3.0": "huge", "5.0": "die"},
+    1: {"1.1": "nan", "3.1": "twice", "6.1": "die"},
+    2: {"2.0": "shape", "4.0": "sleep:8", "7.0": "sleep:14"},
+    3: {"2.1": "stale", "4.1": "envelope"},
+}
+
+
+def test_every_fault_of_a_node_is_borne(tmp_path):
+    """One deployment, a fault a round; what becomes of each is in the history, and replay agrees."""
+    text = only(NINE, "cdma-one") + "[checks]\nstrikes = 5\n"
+    path = experiment(tmp_path, text, rounds=8, invite="4\nminimum = 2", deadline="6.0")
+    with Fleet(tmp_path, path) as fleet:
+        for client, plan in FAULTS.items():
+            fleet.join(client, plan)
+        wait_for((fleet.run / "deployment" / "link.db").exists, 300, [fleet.serve])
+        check_strangers(fleet)
+        fleet.wait(400)
+        lines = {(line["round"], line["phase"]): line for line in told(fleet.run)}
+        assert sorted(lines[0, 0]["used"]) == sorted(lines[0, 1]["used"]) == [0, 1, 2, 3]
+        assert "boom" in lines[1, 0]["refused"]["0"]
+        assert "not finite" in lines[1, 1]["refused"]["1"]
+        assert "float64[2]" in lines[2, 0]["refused"]["2"]
+        assert "round is 1, expected 2" in lines[2, 1]["refused"]["3"]
+        for at, client in {(3, 0): 0, (4, 0): 2, (4, 1): 3, (5, 0): 0, (6, 1): 1, (7, 0): 2}.items():
+            assert client not in lines[at]["used"], at  # it never came, or too late
+            assert lines[at]["verdict"] == "go"
+        assert 1 in lines[3, 1]["used"]
+        assert "the second copy was" in fleet.log("client-1")
+        overdue = [client for line in lines.values() for client in line.get("overdue", [])]
+        assert 2 in overdue
+        assert_replays(fleet.run)
+
+
+def check_strangers(fleet):
+    """Who has no key, a wrong one or one in use stays outside, and so does the control API."""
+    base, ca = f"https://127.0.0.1:{fleet.port}", str(fleet.keys / "node-0" / "ca.crt")
+    context = ssl.create_default_context(cafile=ca)
+    online = 0
+
+    def activate(key, public=None):
+        kind = FleetHttpClient.from_server_address(
+            f"127.0.0.1:{fleet.port}",
+            False,
+            Path(ca).read_bytes(),
+            [NodeAuthHttpInterceptor(key, key.public_key())] if key else [],
+        )
+        with kind as client:
+            return client.ActivateNode(
+                ActivateNodeRequest(
+                    public_key=public_key_to_bytes(public or key.public_key()), heartbeat_interval=30
+                )
+            )
+
+    stranger = generate_key_pairs()[0]
+    own, _ = keys.node_key(fleet.keys / "node-1")
+    wait_for(lambda: "online" in fleet.log("client-1"), 300, [fleet.serve])
+    for key, public in (
+        (stranger, None),
+        (None, own.public_key()),
+        (stranger, own.public_key()),
+        (own, None),
+    ):
+        with pytest.raises(httpx.HTTPStatusError) as refused:
+            activate(key, public)
+        assert refused.value.response.status_code in (400, 401, 403, 404, 409, 412), refused.value.response
+        online += 1
+    assert online == 4
+    with httpx.Client(verify=context) as client:
+        for path in ("control/start-run", "control/list-runs", "runtime/acquire-task", "fleet/register-node"):
+            assert client.post(f"{base}/v1/{path}", content=b"").status_code == 403
+        for path in ("docs", "openapi.json", "v1/fleet/%2e%2e/control/list-runs", "health"):
+            assert client.get(f"{base}/{path}").status_code == 403
+            assert client.post(f"{base}/{path}", content=b"").status_code == 403
+        assert client.post(f"{base}/v1/fleet/push-object", content=b"0" * 5_000_000).status_code == 413
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://127.0.0.1:{fleet.port}/v1/fleet/pull-messages", timeout=5)
+    with pytest.raises(httpx.TransportError):
+        httpx.post(f"{base}/v1/fleet/pull-messages", content=b"")  # a CA nobody else knows
+
+
+def test_a_server_that_is_killed_comes_back_to_the_same_bits(tmp_path):
+    """The ServerApp between two phases, then the SuperLink; the nodes come back by themselves."""
+    text = only(NINE, "cdma-one", "codasca")
+    path = experiment(tmp_path, text, rounds=4, clients=3)
+    with Fleet(tmp_path, path, nodes=3) as fleet:
+        fleet.join(0, {"1.1": "mark:2"})
+        fleet.join(1, {"3.0": "mark:2"})
+        fleet.join(2)
+        wait_for(fleet.mark(0).exists, 300, [fleet.serve])
+        _, app = descendants(fleet.serve.pid)
+        os.kill(app, signal.SIGKILL)
+        wait_for(fleet.mark(1).exists, 300, [fleet.serve])
+        hub = descendants(fleet.serve.pid)[0]
+        os.kill(hub, signal.SIGKILL)
+        fleet.wait(400)
+        said = fleet.log("server")
+        assert "the ServerApp has ended (signal 9)" in said
+        assert "the SuperLink has ended; starting it again" in said
+        simulated(plan_of(path), tmp_path / "sim")
+        assert_same_end(fleet.run, tmp_path / "sim")
+        assert_replays(fleet.run)
+
+
+def test_devices_join_with_their_own_files(own, tmp_path):
+    """The commands as a person types them, and Ctrl-C on a node."""
+    path, files = own
+    with Fleet(tmp_path, path, nodes=3) as fleet:
+        nodes = []
+        for client, file in enumerate(files):
+            place = ["--server", f"localhost:{fleet.port}", "--key", fleet.keys / f"node-{client}"]
+            command = [*FEDSADDLE, "join", path, *place, "--data", file, "--poll", "0.3"]
+            nodes.append(fleet.start(f"client-{client}", command))
+        fleet.wait(400)
+        assert "3 devices hold 87 rows" in fleet.log("server")
+        assert [line["verdict"] for line in told(fleet.run)] == ["go"] * 6
+        below = descendants(nodes[0].pid)
+        nodes[0].send_signal(signal.SIGINT)
+        assert nodes[0].wait(20) == 0
+        assert gone(below)
+
+
+def test_ctrl_c_leaves_nothing_behind_and_can_be_resumed(tmp_path):
+    path = experiment(tmp_path, only(NINE, "cdma-ada"), rounds=4)
+    command = list(map(str, [*FEDSADDLE, "local", path, "--nodes", "2", "--out", tmp_path / "real"]))
+    rounds = tmp_path / "real" / "history.jsonl"
+
+    def go(*more):
+        return subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    for number, expected in ((signal.SIGTERM, 130), (signal.SIGKILL, -9)):
+        size = rounds.stat().st_size if rounds.exists() else 0
+        process = go(*(["--resume"] if size else []))
+        try:
+            wait_for(lambda: rounds.exists() and rounds.stat().st_size > size, 300, [process])  # noqa: B023
+            below = descendants(process.pid)
+            assert len(below) == 4
+            process.send_signal(number)
+            _, told = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        assert process.returncode == expected, told
+        assert gone(below)
+        if number != signal.SIGKILL:
+            assert "--resume" in told
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert_replays(tmp_path / "real")
