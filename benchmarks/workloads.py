@@ -98,7 +98,7 @@ def write(workload: Workload, folder: Path, rounds: int) -> None:
     walk = len(algorithm.phases()) - 1
     for round in range(rounds):
         meetings = meet(study, round, clock)
-        cohorts.append([meeting.answering[0] for meeting in meetings])
+        cohorts.append([sorted(meeting[0].used) for meeting in meetings])
         clients = torch.tensor(cohorts[-1][walk])
         key = draws.fold(draws.key(draws.BATCHES, study.lane_seeds, round, walk, clients), 0)
         sizes, count = federation.sizes[clients], algorithm.K * workload.batch

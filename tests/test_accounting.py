@@ -51,8 +51,8 @@ class Recorded:
     def __getattr__(self, name):
         return getattr(self.quorum, name)
 
-    def settle(self, delays):
-        settled = self.quorum.settle(delays)
+    def settle(self, delays, bad=()):
+        settled = self.quorum.settle(delays, bad)
         self.log.append(Counted(len(delays), len(settled.accepted), len(settled.late)))
         return settled
 

@@ -1,7 +1,8 @@
-"""The plain loop that the engine is timed against does the same work: it arrives at the same point."""
+"""What is timed against the engine does the same work, and what is measured can be measured again."""
 
 import pytest
 import torch
+from benchmarks import dropout
 from benchmarks.plain import Plain
 from benchmarks.work import Order
 from benchmarks.workloads import Workload, write
@@ -30,3 +31,15 @@ def test_the_plain_loop_goes_where_the_engine_goes(tmp_path, problem, rule):
         plain.play(round)
     for ours, theirs in zip(points(lanes.server)[0], plain.point(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_dropout_is_measured_in_little(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(dropout, "DROPOUTS", (0.3, 1.0))
+    monkeypatch.setattr(dropout, "OVER", (1.3,))
+    words = ["--experiment=auc-digits", "--rounds=2", "--seeds=0-1", "--device=cpu", f"--out={tmp_path}"]
+    dropout.main(words)
+    out = capsys.readouterr().out
+    assert "| 30% | 1.3 |" in out
+    assert "| 0 | 0.03 | never | 0.0 M | 0.0 M (0%)" in out  # nobody answers: two minutes of waiting
+    assert (tmp_path / "dropout.png").exists()
+    assert len((tmp_path / "dropout.csv").read_text().splitlines()) == 5

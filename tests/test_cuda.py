@@ -106,6 +106,13 @@ def test_captured_equals_loop_on_a_gan():
     assert (shown[0].float() - shown[1].float()).abs().max() <= 2
 
 
+def test_what_clients_keep_may_lie_beside_the_gpu():
+    _, expected = run(quadratic(), ALGORITHMS["codasca"], ask=fs.Loop())
+    _, lanes = run(quadratic(), ALGORITHMS["codasca"], device="cuda", ask=fs.Vectorised(memory=1000))
+    assert lanes.memory.x.device.type == "cpu"
+    assert_same(lanes, expected, 1e-10)
+
+
 def test_a_lane_that_diverges_on_a_gpu_stops_alone():
     wild = [fs.CODASCA(0.05, K=3), fs.CODASCA(1e60, K=3)]
     outcome = fs.simulate(quadratic(), wild, rounds=20, evaluate_every=2, device="cuda")
@@ -296,3 +303,25 @@ def test_deterministic_gives_the_same_bits_twice():
     assert one.returncode == 0, one.stdout + one.stderr
     assert one.stdout.count("\n") == 7
     assert one.stdout == other.stdout
+
+
+GUARDED = {
+    "trimmed": {"merge": fs.Merge(fs.TrimmedMean(0.3)), "faults": fs.Faults(hostile=0.2, corruption="sign")},
+    "median, clipped": {"merge": fs.Merge(fs.Median(), clip=0.5), "faults": fs.Faults(corrupt=0.2)},
+    "bounded": {
+        "checks": fs.Checks(norm={"parameters": 5.0, "gradients": 50.0}, strikes=2),
+        "faults": fs.Faults(hostile=0.2, corruption="scale", factor=1e4, duplicate=0.1),
+    },
+}
+
+
+@pytest.mark.parametrize("guard", GUARDED)
+@pytest.mark.parametrize("name", ["cdma-ada", "codasca", "parallel-sgda"])
+def test_merges_faults_and_checks_can_be_recorded(name, guard):
+    problem, algorithm, settings = quadratic(), ALGORITHMS[name], GUARDED[guard]
+    _, expected = run(problem, algorithm, ask=fs.Loop(), **settings)
+    for more in ({"captured": False}, {}):
+        study, lanes = run(problem, algorithm, device="cuda", **settings, **more)
+        assert_same(lanes, expected, 1e-10)
+        assert lanes.strikes == expected.strikes
+    assert study.graphs._recordings

@@ -297,7 +297,7 @@ def test_clients_are_invited_by_size_when_asked():
         )
         (study,) = plan.studies.values()
         sizes = study.problem.federation.sizes
-        cohorts = [gather(study, round, 0, [0.0])[0][0] for round in range(60)]
+        cohorts = [gather(study, round, 0, [0.0])[0].invited for round in range(60)]
         invited[sampling] = float(sum(sizes[cohort].double().mean() for cohort in cohorts)) / 60
     assert invited["size"] > 1.15 * invited["uniform"]
 

@@ -24,12 +24,14 @@ SOURCE = ROOT / "src" / "fedsaddle"
 # Lower rooms know nothing of higher ones.
 FLOORS = [
     {"errors", "core", "draws", "projections"},
-    {"problem", "fleet", "networks", "data", "scores", "judges", "pictures"},
+    {"problem", "fleet", "checks", "convolutions", "networks", "data", "scores", "judges", "pictures"},
+    {"faults", "merges", "history"},
     {"algorithms", "problems"},
     {"engine"},
     {"simulate"},
     {"runs", "environment", "sweep"},
     {"spec", "report", "tensorboard"},
+    {"replay"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -37,7 +37,7 @@ def bounded():
         raise TimeoutError("this test takes too long")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(90)
+    signal.alarm(180)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
@@ -141,9 +141,9 @@ def test_killed_in_the_middle_of_their_work_both_are_replaced(ray_of_two, tmp_pa
         ray_of_two, fs.CDMANC(0.01, 0.01, K=20), problem=problem, fleet=fs.Everybody(), rounds=2
     )
     killer.join()
-    assert {event.what for event in events} == {"lost", "abandoned"}
+    assert {event.what for event in events} == {"lost"}  # those who were late answer in their place
     assert {event.round for event in events} == {0}
-    assert lanes.completed == [1, 1]
+    assert lanes.completed == [2, 2]
     assert len(victims) == 2
     assert not {hand.process for hand in ray_of_two._hands} & set(victims)
 
@@ -232,8 +232,9 @@ def test_the_command_joins_a_cluster_and_leaves_it_running(ray_of_two, problem, 
     words = [*ARGUMENTS, "--rounds=6", "--quiet"]
     joined = [*words, "--engine=ray", f"--address={address}", "--set=workers=2", f"--out={tmp_path / 'ray'}"]
     command = [sys.executable, "-m", "fedsaddle", *joined]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=80)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
+    monkeypatch.setattr("fedsaddle.cli._until_asked", lambda: lambda: False)  # signals stay as they are
     assert fedsaddle(*words, f"--out={tmp_path / 'plain'}", monkeypatch=monkeypatch) == 0
     one, other = (read(tmp_path / name / "rounds.csv") for name in ("ray", "plain"))
     assert [list(row)[:5] for row in one] == [list(row)[:5] for row in other]

@@ -353,17 +353,18 @@ def test_a_lack_of_memory_is_told_and_written_down(tmp_path, monkeypatch, capsys
 
 def test_answers_that_are_lost_are_told_and_written_down(tmp_path, monkeypatch, capsys):
     """As over Ray, when a worker dies: the first two answers of the first round of each algorithm."""
-    ask, algorithms = Vectorised.__call__, set()
+    algorithms = set()
 
-    def lossy(self, task, extent, visits):
-        if type(task.algorithm) in algorithms:
-            return ask(self, task, extent, visits)
-        algorithms.add(type(task.algorithm))
-        heard = torch.arange(len(visits)) > 1
-        answers = ask(self, task, extent, visits)
-        return {"heard": heard, **tree_map(lambda rows: rows[heard], answers)}
+    class Lossy(Vectorised):
+        def __call__(self, task, extent, visits):
+            answers = super().__call__(task, extent, visits)
+            if type(task.algorithm) in algorithms:
+                return answers
+            algorithms.add(type(task.algorithm))
+            heard = torch.arange(len(visits)) > 1
+            return {"heard": heard, **tree_map(lambda rows: rows[heard], answers)}
 
-    monkeypatch.setattr(Vectorised, "__call__", lossy)
+    monkeypatch.setattr("fedsaddle.spec.Vectorised", Lossy)
     words = [word for word in ARGUMENTS if word != "--quiet"]
     assert fedsaddle(*words, f"--out={tmp_path / 'run'}", monkeypatch=monkeypatch) == 0
     told = [line for line in capsys.readouterr().out.splitlines() if "lost with a worker" in line]
@@ -381,11 +382,10 @@ def test_answers_that_are_lost_are_told_and_written_down(tmp_path, monkeypatch, 
     assert [(series.abandoned, len(series.trouble)) for series in run.series] == [(0, 1), (0, 1)]
 
 
-@pytest.mark.parametrize("experiment", ["quadratic", "auc-digits"])
-def test_deterministic_gives_the_same_bits_twice(experiment, tmp_path):
+def test_deterministic_gives_the_same_bits_twice(tmp_path):
     folders = [tmp_path / "one", tmp_path / "other"]
     for folder in folders:
-        words = ["run", experiment, "--algorithm=cdma-ada", "--rounds=2", "--seeds=0-1", "--deterministic"]
+        words = ["run", "auc-digits", "--algorithm=cdma-ada", "--rounds=2", "--seeds=0-1", "--deterministic"]
         command = [sys.executable, "-m", "fedsaddle", *words, "--device=cpu", "--quiet", f"--out={folder}"]
         subprocess.run(command, check=True, capture_output=True, timeout=300)
     assert result(folders[0]) == result(folders[1])

@@ -12,12 +12,15 @@ from fedsaddle.algorithms import (
     LocalSGDAPlus,
     ParallelSGDA,
 )
+from fedsaddle.checks import Checks
 from fedsaddle.core import Pair
 from fedsaddle.engine.loop import Loop
 from fedsaddle.engine.ray import Ray
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.errors import BadInput
+from fedsaddle.faults import Faults
 from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
+from fedsaddle.merges import Mean, Median, Merge, TrimmedMean
 from fedsaddle.problems import (
     AUC,
     GAN,
@@ -47,13 +50,18 @@ __all__ = [
     "Bilinear",
     "CODAPlus",
     "CatalystScaffoldS",
+    "Checks",
     "Dropout",
     "Everybody",
     "ExtraStep",
     "Fair",
+    "Faults",
     "Latency",
     "LocalSGDAPlus",
     "Loop",
+    "Mean",
+    "Median",
+    "Merge",
     "Outcome",
     "Pair",
     "Paper",
@@ -65,6 +73,7 @@ __all__ = [
     "RobustLeastSquares",
     "ToyWGAN",
     "Trace",
+    "TrimmedMean",
     "TwoSines",
     "Vectorised",
     "make_study",

@@ -38,6 +38,7 @@ from fedsaddle.engine.tapes import Tapes, cores
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import FLEETS
 from fedsaddle.problems import PROBLEMS
+from fedsaddle.replay import replay_run
 from fedsaddle.report import findings, read_runs, spread, write_report
 from fedsaddle.report.sweeps import CHOSEN_BY_TEST, families_of, winners_toml
 from fedsaddle.runs import Interrupted, Plan, RunFolder, Watch, execute, write_atomically
@@ -219,6 +220,7 @@ Deterministic = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="The run's folder.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")]
+Write = Annotated[bool, typer.Option("--history", help="Write down what became of every invitation.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Seconds = Annotated[float, typer.Option(help="Make a checkpoint at most so often.")]
 
@@ -234,6 +236,7 @@ def run(
     address: Address = None,
     device: Device = None,
     deterministic: Deterministic = None,
+    history: Write = False,
     folder: Out = None,
     resume: Resume = False,
     quiet: Quiet = False,
@@ -250,6 +253,7 @@ def run(
         address=address,
         device=device,
         deterministic=deterministic,
+        history=history or None,
         settings=set_ or [],
     )
     path = _carry_out(plan, folder, resume, quiet, checkpoint_seconds)
@@ -427,6 +431,25 @@ def report(
         if run.unfinished:
             print(f"note: {run.folder} is unfinished: {run.unfinished}", file=sys.stderr)
     print(f"report   {write_report(found, place)}")
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="The folder of a run that has written its history.")],
+    tolerance: Annotated[
+        float | None, typer.Option(help="What a parameter may differ by, relative to 1 + its size.")
+    ] = None,
+    engine: Engine = None,
+    device: Device = None,
+) -> None:
+    """Run a run's history again in the simulator, and say whether it comes to the same."""
+    if tolerance is not None and not tolerance >= 0:
+        raise BadInput(f"--tolerance must be at least 0, got {tolerance}")
+    agreed = True
+    for one in replay_run(run, tolerance=tolerance, engine=engine, device=device):
+        print(one)
+        agreed &= one.agrees
+    raise typer.Exit(0 if agreed else 1)
 
 
 @app.command("list")

@@ -80,6 +80,7 @@ Message = dict[str, Pair]  # its names are keyword arguments of the receiver: th
 Parameters = Annotated[Pair, "parameters"]
 Gradients = Annotated[Pair, "gradients"]
 ControlVariates = Annotated[Pair, "control variates"]
+KINDS = ("parameters", "gradients", "control variates")
 
 
 class Reply(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 # What a draw is for. Two purposes never share a key.
-COHORT, FLEET, BATCHES, STEPS, INIT, PROBLEM, DEVICE, SWEEP = range(8)
+COHORT, FLEET, BATCHES, STEPS, INIT, PROBLEM, DEVICE, SWEEP, FAULTS = range(9)
 
 
 def _signed(word: int) -> int:

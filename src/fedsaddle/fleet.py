@@ -13,6 +13,7 @@ import enum
 import hashlib
 import io
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -42,7 +43,8 @@ class Settled(NamedTuple):
     late: list[int]  # answered, but not to be used: too late, or in vain
     seconds: float  # from the invitation to the decision
     verdict: Verdict
-    answered: int  # answers that were there when it was decided
+    answered: int  # good answers that were there when it was decided
+    refused: list[int]  # answers that were there, and bad
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,8 @@ class Quorum:
             return Verdict.ABANDON
         return Verdict.WAIT
 
-    def settle(self, delays: list[float]) -> Settled:
-        """Play the arrivals in order until there is a verdict.
+    def settle(self, delays: list[float], bad: Collection[int] = ()) -> Settled:
+        """Play the arrivals in order until there is a verdict. Answers from `bad` places are refused.
 
         Without a deadline nobody waits for clients that never answer: a simulation knows when the last
         answer has come. A real server does not, and should be given a deadline.
@@ -99,28 +101,49 @@ class Quorum:
         moments = {delay for delay, _ in arrivals}
         if self.deadline is not None:
             moments |= {self.deadline, self.deadline + self.grace}
-        answered, moment, verdict = 0, 0.0, Verdict.ABANDON
+        here, good, moment, verdict = 0, 0, 0.0, Verdict.ABANDON
         for moment in sorted(moments):
-            while answered < len(arrivals) and arrivals[answered][0] <= moment:
-                answered += 1
-            never = self.deadline is None and answered == len(arrivals)
-            verdict = self.verdict(answered, 0 if never else len(delays) - answered, moment)
+            while here < len(arrivals) and arrivals[here][0] <= moment:
+                good += arrivals[here][1] not in bad
+                here += 1
+            never = self.deadline is None and here == len(arrivals)
+            verdict = self.verdict(good, 0 if never else len(delays) - here, moment)
             if verdict is not Verdict.WAIT:
                 break
-        used = min(answered, self.wanted) if verdict is Verdict.GO else 0
         places = [place for _, place in arrivals]
-        return Settled(places[:used], places[used:], moment, verdict, answered)
+        refused = [place for place in places[:here] if place in bad]
+        others = [place for place in places if place not in refused]
+        used = min(good, self.wanted) if verdict is Verdict.GO else 0
+        return Settled(others[:used], others[used:], moment, verdict, good, refused)
 
 
 # --- invitations --------------------------------------------------------------------------------------
 
 
-def invite(seeds: Tensor, round: int, phase: int, clients: int, count: int, weights: Tensor | None) -> Tensor:
-    """The clients (lane, count) that each lane invites: without replacement, uniformly or by weight."""
-    key = draws.key(draws.COHORT, seeds, round, phase)
-    if weights is None:
-        return torch.tensor(draws.choose(key, clients, count))
-    return torch.tensor(draws.choose_weighted(key, weights, count))
+def invite(
+    seeds: Tensor,
+    round: int,
+    phase: int,
+    clients: int,
+    count: int,
+    weights: Tensor | None,
+    barred: Sequence[Collection[int]] = (),
+) -> Tensor:
+    """The clients (lane, count) that each lane invites: without replacement, uniformly or by weight.
+
+    Those that a lane has `barred` are passed over: they come last, where too few others are left.
+    """
+    key, most = draws.key(draws.COHORT, seeds, round, phase), max(map(len, barred), default=0)
+    drawn = min(clients, count + most)
+    chosen = (
+        draws.choose(key, clients, drawn) if weights is None else draws.choose_weighted(key, weights, drawn)
+    )
+    if most:
+        chosen = [
+            sorted(own, key=lambda client: client in out)[:count]  # stable: the others stay in order
+            for own, out in zip(chosen, barred, strict=True)
+        ]
+    return torch.tensor(chosen)
 
 
 # --- fleets -------------------------------------------------------------------------------------------

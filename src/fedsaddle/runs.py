@@ -5,6 +5,7 @@
     traffic.csv             floats sent so far at each evaluation, by direction, variable and kind
     events.csv              abandoned rounds, diverged lanes, lanes that a sweep has dropped, answers
                             that were lost with a worker, a lack of memory
+    history.jsonl           if it was asked for: what became of every invitation
     environment.json        for each time it was started: when, with what, on what, and for how long
     final/ALGORITHM.safetensors   each seed's last finite point
     samples/ALGORITHM-ROUND.png   of a problem that makes pictures: the first seed's at each evaluation,
@@ -46,6 +47,7 @@ from fedsaddle.engine.ray import Ray
 from fedsaddle.engine.rounds import Lanes, Posted, Study, begin, points
 from fedsaddle.environment import here
 from fedsaddle.errors import BadInput
+from fedsaddle.history import line
 from fedsaddle.pictures import grid, over_rounds
 from fedsaddle.problem import Pictured
 
@@ -56,6 +58,7 @@ KEYS = {
     "traffic.csv": ("algorithm", "seed", "round", "direction", "variable", "kind", "floats"),
     "events.csv": ("algorithm", "seed", "round", "event", "detail"),
 }
+HISTORY = "history.jsonl"
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def _hash(data: bytes) -> str:
 
 
 class Table:
-    """A CSV file that only grows, and knows its length and hash."""
+    """A CSV or JSON Lines file that only grows, and knows its length and hash."""
 
     def __init__(self, path: Path, length: int = 0, expected: str | None = None) -> None:
         self.path = path
@@ -141,7 +144,10 @@ class Table:
     def write(self, rows: Iterable[Iterable[object]]) -> None:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(rows)
-        data = text.getvalue().encode()
+        self.append(text.getvalue())
+
+    def append(self, text: str) -> None:
+        data = text.encode()
         self._file.write(data)
         self._file.flush()
         self._length += len(data)
@@ -180,6 +186,8 @@ def _state_of(lanes: Lanes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         [[*kind, count] for kind, count in sorted(lane.items())] for lane in lanes.posted
     ]  # JSON has no tuples for keys
     rest = {"completed": lanes.completed, "clock": lanes.clock, "alive": lanes.alive, "posted": posted}
+    if any(lanes.strikes):
+        rest["strikes"] = [sorted(own.items()) for own in lanes.strikes]
     return tensors, rest
 
 
@@ -191,14 +199,64 @@ def _lanes_of(study: Study, tensors: dict[str, torch.Tensor], rest: dict[str, An
         name: (t.shape, t.dtype) for name, t in expected.items()
     }:
         raise _damaged(path, "it does not fit this experiment")
-    tensors = {name: tensor.to(study.device) for name, tensor in tensors.items()}
     leaves, structure = tree_flatten(fresh.server)
-    server = tree_unflatten([tensors[f"server.{number}"] for number in range(len(leaves))], structure)
+    server = tree_unflatten(
+        [tensors[f"server.{number}"].to(study.device) for number in range(len(leaves))], structure
+    )
     memory = fresh.memory
     if memory is not None:
-        memory = memory._replace(x=tensors["memory.x"], y=tensors["memory.y"])
+        shelf = memory.x.device
+        memory = memory._replace(x=tensors["memory.x"].to(shelf), y=tensors["memory.y"].to(shelf))
     posted = [Counter({Posted(way, phase): count for way, phase, count in lane}) for lane in rest["posted"]]
-    return Lanes(server, memory, rest["completed"], rest["clock"], posted, rest["alive"])
+    none: list[list[list[int]]] = [[] for _ in study.seeds]
+    strikes = [Counter(dict(own)) for own in rest.get("strikes", none)]
+    return Lanes(server, memory, rest["completed"], rest["clock"], posted, rest["alive"], strikes)
+
+
+def read_checkpoint(folder: Path) -> dict[str, Any]:
+    """What a folder's checkpoint.json says, if nobody has touched it."""
+    path = folder / "checkpoint.json"
+    try:
+        saved: dict[str, Any] = json.loads(path.read_bytes())
+        checksum = saved.pop("checksum")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        raise _damaged(path, "it is not a checkpoint") from None
+    if checksum != _hash(_json(saved)):
+        raise _damaged(path, "its checksum does not match")
+    if saved["format"] != FORMAT:
+        raise BadInput(f"{path} has format {saved['format']}; this version reads format {FORMAT}")
+    return saved
+
+
+def verified(path: Path, expected: str, length: int | None = None) -> bytes:
+    """What a file holds, or its first bytes, if that is what the checkpoint says."""
+    try:
+        data = path.read_bytes()[:length]
+    except OSError as error:
+        raise _damaged(path, f"cannot read it ({error.strerror})") from None
+    if _hash(data) != expected:
+        raise _damaged(path, "its checksum does not match")
+    return data
+
+
+def read_tensors(path: Path, expected: str) -> dict[str, torch.Tensor]:
+    try:
+        return load(verified(path, expected))
+    except SafetensorError as error:
+        raise _damaged(path, str(error)) from None
+
+
+def read_state(folder: Path, plan: Plan, state: dict[str, Any]) -> Stop:
+    """Where the algorithm is that a checkpoint was made in the middle of."""
+    path = folder / state["file"]
+    tensors = read_tensors(path, state["sha256"])
+    study = plan.studies.get(state["algorithm"])
+    if study is None:
+        raise BadInput(
+            f"{path} holds {state['algorithm']}, but this machine's memory groups the settings "
+            "otherwise: resume it where it was begun, or choose another --out"
+        )
+    return Stop(state["round"], _lanes_of(study, tensors, state["lanes"], path), [], [])
 
 
 class RunFolder:
@@ -233,14 +291,15 @@ class RunFolder:
 
     def _check_free(self, resume: bool) -> None:
         """Refuse a folder that holds something else, before anything is written to it."""
-        there = [name for name in ("experiment.json", *KEYS) if os.path.exists(self.path / name)]
+        files = ("experiment.json", *KEYS, HISTORY)
+        there = [name for name in files if os.path.exists(self.path / name)]
         if (self._begun or "experiment.json" in there) and not resume:
             raise BadInput(f"{self.path} already holds a run: go on with --resume, or choose another --out")
         if "experiment.json" in there and not self._begun:  # killed between the two, or somebody else's
             foreign = (self.path / "experiment.json").read_bytes() != _json(self.plan.resolved)
             if foreign:
                 raise BadInput(f"{self.path} holds another experiment.json: choose another --out")
-        tables = [name for name in there if name in KEYS]
+        tables = [name for name in there if name != "experiment.json"]
         if tables and not self._begun:
             raise BadInput(f"{self.path} holds {tables[0]} but no checkpoint.json: choose another --out")
 
@@ -249,7 +308,8 @@ class RunFolder:
         if self._begun:
             self._load()
         else:
-            tables = {name: {"length": 0, "sha256": _hash(b"")} for name in KEYS}
+            names = [*KEYS, HISTORY] if self.plan.resolved.get("history") else list(KEYS)
+            tables = {name: {"length": 0, "sha256": _hash(b"")} for name in names}
             self._saved = {"done": {}, "tables": tables, "state": None}
             if resume:
                 self.notes.append(f"there is nothing to resume in {self.path} yet; the run begins")
@@ -271,16 +331,7 @@ class RunFolder:
     # --- reading ---
 
     def _load(self) -> None:
-        path = self.path / "checkpoint.json"
-        try:
-            saved = json.loads(path.read_bytes())
-            checksum = saved.pop("checksum")
-        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
-            raise _damaged(path, "it is not a checkpoint") from None
-        if checksum != _hash(_json(saved)):
-            raise _damaged(path, "its checksum does not match")
-        if saved["format"] != FORMAT:
-            raise BadInput(f"{path} has format {saved['format']}; this version reads format {FORMAT}")
+        saved = read_checkpoint(self.path)
         now = json.loads(_json(self.plan.resolved))
         order = [list(experiment["algorithms"]) for experiment in (saved["experiment"], now)]
         if saved["experiment"] != now or order[0] != order[1]:
@@ -293,35 +344,10 @@ class RunFolder:
             was = ", ".join(f"{name} {version}" for name, version in sorted(saved["versions"].items()))
             self.notes.append(f"this run was begun with {was}; later digits may differ from then on")
         self._saved = {key: saved[key] for key in ("done", "tables", "state")}
-        self._verify("experiment.json", _hash(_json(saved["experiment"])))
+        verified(self.path / "experiment.json", _hash(_json(saved["experiment"])))
         for algorithm, expected in self.done.items():
-            self._verify(f"final/{algorithm}.safetensors", expected)
-        self.start = self._load_state(saved["state"]) if saved["state"] else None
-
-    def _verify(self, file: str, expected: str) -> bytes:
-        """What a file holds, if it is what the checkpoint says."""
-        path = self.path / file
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise _damaged(path, f"cannot read it ({error.strerror})") from None
-        if _hash(data) != expected:
-            raise _damaged(path, "its checksum does not match")
-        return data
-
-    def _load_state(self, state: dict[str, Any]) -> Stop:
-        path, data = self.path / state["file"], self._verify(state["file"], state["sha256"])
-        try:
-            tensors = load(data)
-        except SafetensorError as error:
-            raise _damaged(path, str(error)) from None
-        study = self.plan.studies.get(state["algorithm"])
-        if study is None:
-            raise BadInput(
-                f"{path} holds {state['algorithm']}, but this machine's memory groups the settings "
-                "otherwise: resume it where it was begun, or choose another --out"
-            )
-        return Stop(state["round"], _lanes_of(study, tensors, state["lanes"], path), [], [])
+            verified(self.path / "final" / f"{algorithm}.safetensors", expected)
+        self.start = read_state(self.path, self.plan, saved["state"]) if saved["state"] else None
 
     # --- writing ---
 
@@ -384,6 +410,8 @@ class RunFolder:
             [study.names[event.lane], study.seeds[event.lane], event.round, event.what, event.detail]
             for event in stop.events
         )
+        if HISTORY in self.tables:
+            self.tables[HISTORY].append("".join(line(told) for told in stop.history))
         if isinstance(study.problem, Pictured):
             firsts = {study.names.index(name) for name in set(study.names)}
             for lane in (row.lane for row in stop.rows if row.lane in firsts):

@@ -37,8 +37,8 @@ def _ranks(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """For each row: how many negatives score below it, how many the same, and how many positives below."""
     scores = scores.contiguous()
     ordered, order = scores.sort()
-    # ones[n]: how many of the n lowest rows are positive.
-    ones = torch.nn.functional.pad(positive[order].to(torch.float64).cumsum(0), (1, 0))
+    # ones[n]: how many of the n lowest rows are positive. Whole numbers add up the same in any order.
+    ones = torch.nn.functional.pad(positive[order].to(torch.int64).cumsum(0), (1, 0)).to(torch.float64)
     first, last = (torch.searchsorted(ordered, scores, right=right) for right in (False, True))
     return first - ones[first], (last - first) - (ones[last] - ones[first]), ones[first]
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedsaddle.checks import Checks
 from fedsaddle.core import Algorithm, Pair, Range
 from fedsaddle.engine.course import Row, Stop, course
 from fedsaddle.engine.graphs import Graphs
@@ -22,7 +23,9 @@ from fedsaddle.engine.rounds import Ask, Event, Study, points
 from fedsaddle.engine.tapes import Tapes
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.errors import BadInput, check_count, check_memory, check_seed, shown
+from fedsaddle.faults import Faults
 from fedsaddle.fleet import Fleet, Paper, Quorum
+from fedsaddle.merges import MEAN, Merge
 from fedsaddle.problem import Problem
 
 
@@ -77,6 +80,9 @@ def make_study(
     batch: int = 10,
     weights: Sequence[float] | Tensor | None = None,
     cohorts: Literal["another", "same"] = "another",
+    merge: Merge | None = None,
+    faults: Faults | None = None,
+    checks: Checks | None = None,
     ask: Ask | None = None,
     device: str = "cpu",
 ) -> Study:
@@ -139,6 +145,9 @@ def make_study(
         place,
         _recorder(ask, place),
         tuple(name for name in called for _ in seeds),
+        merge or MEAN,
+        faults,
+        checks,
     )
 
 

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedsaddle import sweep as tuning
 from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.checks import Checks, Norms, check_norms
 from fedsaddle.core import Scalar
 from fedsaddle.data.tables import is_table
 from fedsaddle.engine import machine
@@ -33,7 +34,9 @@ from fedsaddle.engine.ray import MOST_WORKERS, Ray
 from fedsaddle.engine.rounds import Study, begin
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.errors import BadInput, check_count, check_seed, shown, unknown
+from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Fleet, Quorum
+from fedsaddle.merges import MERGES, Merge
 from fedsaddle.problem import Problem
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.runs import Plan
@@ -67,6 +70,10 @@ class Experiment(BaseModel):
     problem: dict[str, Any]
     fleet: dict[str, Any] = {"model": "paper"}
     quorum: dict[str, Any] = {}
+    merge: dict[str, Any] = {}  # how answers become one: by itself their mean
+    checks: dict[str, Any] | None = None  # of answers, before they count
+    faults: dict[str, Any] | None = None  # that are injected
+    history: bool = False  # whether to write down what became of every invitation
     algorithms: dict[str, dict[str, Any]]
     sweep: dict[str, Any] = {}
 
@@ -180,6 +187,8 @@ WOULD_DO = {
     "sampling": "'uniform', 'size' or a list of weights",
     "rate": "a number, or a list with one for each client",
     "positive": "one of the labels",
+    "clip": "a number above 0, or a table with one for parameters, gradients or 'control variates'",
+    "norm": "a number above 0, or a table with one for parameters, gradients or 'control variates'",
 }
 
 
@@ -267,6 +276,16 @@ def _algorithm(label: str, table: dict[str, Any], K: int | None) -> tuple[Any, i
 
 
 @dataclass(frozen=True)
+class _Clip:
+    """The part of [merge] that does not depend on its rule."""
+
+    clip: Norms | None
+
+    def __post_init__(self) -> None:
+        check_norms("clip", self.clip)
+
+
+@dataclass(frozen=True)
 class _Bench:
     """All of an experiment but its algorithms: what every study of it shares."""
 
@@ -276,6 +295,9 @@ class _Bench:
     seeds: list[int]
     device: str  # where the servers are and lanes are judged
     visits_on: str  # the same, but for engine ray, whose workers may have GPUs where this machine has none
+    merge: Merge
+    checks: Checks | None
+    faults: Faults | None
     ray: Ray | None = None  # all studies share its actors
 
     @property
@@ -300,6 +322,9 @@ class _Bench:
                 batch=checked.batch,
                 weights=weights,  # type: ignore[arg-type]
                 cohorts=checked.cohorts,
+                merge=self.merge,
+                checks=self.checks,
+                faults=self.faults,
                 # Each has its own, since it remembers how much memory this algorithm's visits need.
                 ask=self.ray or (Loop() if checked.engine == "loop" else Vectorised(self.memory)),
                 device=self.device,
@@ -311,6 +336,9 @@ class _Bench:
         """The experiment as a run folder keeps it."""
         found = self.checked.model_dump()
         del found["sweep"]  # a run does not depend on it
+        for key in ("merge", "checks", "faults", "history"):  # unsaid, as in runs older than these keys
+            if found[key] == Experiment.model_fields[key].default:
+                del found[key]
         found |= {"seeds": self.seeds, "device": self.visits_on, "algorithms": algorithms}
         found["engine"] = "vectorised" if self.checked.engine == "auto" else self.checked.engine
         for place, part in (("problem", self.problem), ("fleet", self.fleet)):
@@ -357,11 +385,20 @@ def _prepare(experiment: str, given: dict[str, Any], settings: Sequence[str], ad
     elsewhere = checked.engine == "ray" and checked.device == "cuda" and not torch.cuda.is_available()
     device = "cpu" if elsewhere else str(device_named(checked.device))
     visits_on = "cuda" if elsewhere else device
-    bench = _Bench(checked, problem, fleet, parse_seeds(checked.seeds), device, visits_on)
+    checks = None if checked.checks is None else _build(Checks, checked.checks, "checks")
+    faults = None if checked.faults is None else _build(Faults, checked.faults, "faults")
+    seeds, merge = parse_seeds(checked.seeds), _merge(checked.merge)
+    bench = _Bench(checked, problem, fleet, seeds, device, visits_on, merge, checks, faults)
     if checked.engine != "ray":
         return bench
     kind = torch.device(visits_on).type
     return dataclasses.replace(bench, ray=Ray(checked.workers, address, memory=bench.memory, device=kind))
+
+
+def _merge(table: dict[str, Any]) -> Merge:
+    rule, dials = _pick({"rule": "mean", **table}, "rule", "merge", MERGES)
+    clip: _Clip = _build(_Clip, {"clip": dials.pop("clip", None)}, "merge")
+    return Merge(_build(rule, dials, "merge"), clip.clip)
 
 
 def _check_label(label: str) -> None:
@@ -382,6 +419,7 @@ def load(
     address: str | None = None,
     device: str | None = None,
     deterministic: bool | None = None,
+    history: bool | None = None,
     settings: Sequence[str] = (),
 ) -> Plan:
     """A checked, resolved experiment, ready to run."""
@@ -391,6 +429,7 @@ def load(
         "engine": engine,
         "device": device,
         "deterministic": deterministic,
+        "history": history,
     }
     bench = _prepare(experiment, given, settings, address)
     tables, K = bench.checked.algorithms, bench.checked.K
@@ -459,6 +498,7 @@ def load_sweep(
             keep = tuning.rungs(count, sweep.halving, bench.checked.rounds, every)
             prunes[key] = tuning.Halving(metric, study.names, keep)
     resolved = bench.resolved({label: own for family in families.values() for label, own in family.items()})
+    resolved.pop("history", None)  # of thousands of lanes nobody reads one
     resolved["sweep"] = {
         "by": metric,
         "by_test": by_test,

@@ -8,10 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedsaddle.core import Message, Phase
+from fedsaddle.core import KINDS, Message, Phase
 from fedsaddle.errors import BadInput
-
-KINDS = ("parameters", "gradients", "control variates")
 
 
 class Content(NamedTuple):
@@ -27,6 +25,13 @@ class Postage(NamedTuple):
 
     down: Floats
     up: Floats
+
+
+def kinds_up(phase: Phase) -> dict[str, str]:
+    """What each name of an answer carries."""
+    hints = typing.get_type_hints(phase.merge, include_extras=True)
+    notes = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: note for name, own in notes.items() for note in own if note in KINDS}
 
 
 def floats_down(phase: Phase, message: Message) -> Floats:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fedsaddle.engine.accounting import Content
 from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.rounds import Event, Lanes, Study, begin, play, points, which
+from fedsaddle.history import Told
 from fedsaddle.problem import Measured, floats
 
 
@@ -34,13 +35,14 @@ class Stop(NamedTuple):
     lanes: Lanes
     rows: list[Row]
     events: list[Event]
+    history: Sequence[Told] = ()  # of the last round
 
 
 Prune = Callable[[Stop], list[Event]]  # whom to give up at an evaluation, and why
 
 
 class Flow(NamedTuple):
-    direction: str  # up (answers that were used), late (answers that were not) or down
+    direction: str  # up (answers that were used), late or refused (answers that were not) or down
     content: Content
 
 
@@ -95,7 +97,8 @@ def course(
     for round in range(start.round, rounds):
         if not any(lanes.alive):
             return
-        lanes, events = play(study, lanes, round)
+        told: list[Told] = []
+        lanes, events = play(study, lanes, round, told)
         events = [_with_last_metric(study, lanes, event) for event in events]
         if (round + 1) % every == 0 or round + 1 == rounds:
             stop = _judged(study, lanes, round + 1, events)
@@ -103,9 +106,9 @@ def course(
                 dropped = prune(stop)
                 stop = stop._replace(lanes=_without(stop.lanes, dropped), events=[*stop.events, *dropped])
             lanes = stop.lanes
-            yield stop
+            yield stop._replace(history=told)
         else:
-            yield Stop(round + 1, lanes, [], events)
+            yield Stop(round + 1, lanes, [], events, told)
 
 
 def _judged(study: Study, lanes: Lanes, round: int, events: list[Event]) -> Stop:

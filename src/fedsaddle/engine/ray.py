@@ -200,7 +200,7 @@ class Ray:
             device = visits.key.device
             result = tree_map(lambda *parts: torch.cat([torch.tensor(part) for part in parts]), *answers)
             result = tree_map(lambda rows: rows.to(device), result)
-        return result if heard.all() else {**result, "heard": heard.to(visits.key.device)}
+        return result if heard.all() else {"heard": heard}
 
     def news(self) -> str | None:
         """What a person should hear: once, that a worker's memory ran out."""

@@ -8,7 +8,7 @@ each draws, waits, counts, abandons and diverges by itself.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -18,20 +18,29 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedsaddle import draws
+from fedsaddle.checks import REASONS, Checks, bounds, judge
 from fedsaddle.core import Algorithm, Message, Pair, Phase, Remembers, Turn
-from fedsaddle.engine.accounting import Postage, floats_down, floats_up
+from fedsaddle.engine.accounting import Postage, floats_down, floats_up, kinds_up
 from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.loop import Loop
 from fedsaddle.engine.tapes import Tapes
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.engine.visits import Extent, Task, Visits, projected
-from fedsaddle.fleet import Fleet, Quorum, Settled, Verdict, invite
+from fedsaddle.errors import BadInput
+from fedsaddle.faults import Faults
+from fedsaddle.fleet import NEVER, Fleet, Quorum, Verdict, invite
+from fedsaddle.history import Gathering, History, Told
+from fedsaddle.merges import MEAN, Merge, clipped
 from fedsaddle.problem import Federation, Problem
 
-# What clients send `up` and `keep`, visit by visit. A way to ask that can lose some of the answers leaves
-# those out, and says by `heard`, (visit,), which it has; of none at all there is no `up`.
+# What clients send `up` and `keep`, visit by visit. A way to ask that has lost some of the answers says only
+# which it has `heard`, (visit,).
 Ask = Callable[[Task, Extent, Visits], dict[str, Any]]
 CPU = torch.device("cpu")
+Refused = dict[tuple[int, int, int], str]  # (lane, phase, client): why its answer is refused, or LOST
+LOST = "lost"
+Meeting = list[Gathering]  # one phase, lane by lane
+NOBODY = Gathering([], [], [], {}, [], 0.0, Verdict.ABANDON, [])  # where a history has ended
 
 
 @runtime_checkable
@@ -45,7 +54,7 @@ class Outspoken(Protocol):
 class Posted(NamedTuple):
     """One kind of message: where it went, in which phase."""
 
-    direction: str  # down; up, an answer that was used; late, an answer that was not
+    direction: str  # down; up, an answer that was used; late or refused, one that was not
     phase: int
 
 
@@ -58,22 +67,6 @@ class Event(NamedTuple):
     detail: str
 
 
-class Meeting(NamedTuple):
-    """One phase's cohort, lane by lane."""
-
-    answering: list[list[int]]  # the clients whose answers are used
-    settled: list[Settled]
-
-
-class Ledger(NamedTuple):
-    """What a round does to every lane, as far as its waiting for answers decides that."""
-
-    clock: list[float]
-    posted: list[Counter[Posted]]
-    playing: list[bool]  # lanes that are alive and have not abandoned the round
-    events: list[Event]
-
-
 class Calls(NamedTuple):
     """Whom one phase asks. Visit v is client[v], asked by lane[v]."""
 
@@ -84,6 +77,7 @@ class Calls(NamedTuple):
     t: Tensor  # (lane,): rounds completed before this one
     steps: Tensor  # (lane,)
     round: Tensor
+    corrupt: Tensor  # (visit,): whether its answer is spoilt
 
 
 @dataclass(frozen=True)
@@ -103,7 +97,11 @@ class Study:
     device: torch.device = CPU
     graphs: Graphs | Tapes | None = None  # if given, phases are recorded and replayed
     names: tuple[str, ...] = ()  # of each lane's setting: what its rows are filed under
-    next_meetings: dict[tuple[int, tuple[float, ...]], list[Meeting]] = field(default_factory=dict)
+    merge: Merge = MEAN
+    faults: Faults | None = None  # that are injected
+    checks: Checks | None = None  # of answers; without them, what a client computes is taken as it is
+    history: History | None = None  # if given, it decides who is invited and what becomes of the answers
+    next_meetings: dict[Any, list[Meeting]] = field(default_factory=dict)
 
     @cached_property
     def federation(self) -> Federation:
@@ -112,6 +110,11 @@ class Study:
     @cached_property
     def lane_seeds(self) -> Tensor:
         return torch.tensor(self.seeds, device=self.device)
+
+    @cached_property
+    def kinds(self) -> list[dict[str, str]]:
+        """What each name of an answer carries, phase by phase."""
+        return [kinds_up(phase) for phase in self.algorithm.phases()]
 
     def task(self, number: int) -> Task:
         return Task(self.problem, self.federation, self.algorithm, number, self.batch)
@@ -152,6 +155,7 @@ class Lanes:
     clock: list[float]  # simulated seconds
     posted: list[Counter[Posted]]  # messages so far
     alive: list[bool]
+    strikes: list[Counter[int]] = field(default_factory=list)  # refused answers of each client
 
 
 def begin(study: Study) -> Lanes:
@@ -163,49 +167,100 @@ def begin(study: Study) -> Lanes:
     memory = None
     if isinstance(study.algorithm, Remembers):
         blank = study.per_lane(lambda algorithm, z: algorithm.remember(z), z)
-        clients = len(study.problem.federation)
-        memory = tree_map(lambda value: value[:, None].repeat(1, clients, 1), blank)
+        clients, shelf = len(study.problem.federation), shelf_of(study, blank)
+        memory = tree_map(lambda value: value.to(shelf)[:, None].repeat(1, clients, 1), blank)
     n = len(study.seeds)
     server = study.per_lane(lambda algorithm, z: algorithm.init(z), z)
-    return Lanes(server, memory, [0] * n, [0.0] * n, [Counter() for _ in range(n)], [True] * n)
+    none: list[Counter[int]] = [Counter() for _ in range(n)]
+    return Lanes(server, memory, [0] * n, [0.0] * n, [Counter() for _ in range(n)], [True] * n, none)
 
 
-def play(study: Study, lanes: Lanes, round: int) -> tuple[Lanes, list[Event]]:
+def play(
+    study: Study, lanes: Lanes, round: int, history: list[Told] | None = None
+) -> tuple[Lanes, list[Event]]:
     """One round of every lane that is alive. A lane that abandons it, or diverges in it, keeps its state.
 
-    The clients' memory is changed in place: it is the one part too large to copy every round.
+    The clients' memory is changed in place: it is the one part too large to copy every round. What becomes
+    of the invitations is added to `history`.
     """
-    # Who answers does not depend on what is computed, so all phases are settled before any is asked.
-    meetings = meet(study, round, lanes.clock)
-    lost: Counter[tuple[int, int]] = Counter()  # answers that did not come after all, by phase and lane
-    ledger = ledger_of(study, lanes, round, meetings, lost)
-    begun = ledger.playing
-
-    server, finite = lanes.server, [True] * len(begun)
-    before: list[tuple[Calls, Pair]] = []  # what the asked clients had kept, phase by phase
-    for number, meeting in enumerate(meetings):
-        if not any(ledger.playing):
+    # Whether an answer is refused for what is in it shows when it is there, and whether it is lost with the
+    # worker that computes it when it is not. Then the round is played again, knowing that: nothing that was
+    # drawn or computed before that answer changes.
+    refused: Refused = {}
+    while True:
+        after, events, told, more = attempt(study, lanes, round, refused)
+        if not more:
             break
-        asked = [clients if on else [] for clients, on in zip(meeting.answering, ledger.playing, strict=True)]
-        calls, extent = calls_of(study, lanes.completed, round, number, asked)
-        kept = kept_by(lanes.memory, calls)
-        after = exchange(study, number, extent, server, calls, kept)
-        server = after["server"]
-        if "heard" in after:
-            lost.update((number, lane) for lane in calls.lane[~after["heard"]].tolist())
-            ledger = ledger_of(study, lanes, round, meetings, lost)
-            calls = heard_only(calls, after["heard"])
-            kept = kept and Pair(*(values[after["heard"]] for values in kept))
-        if lanes.memory is not None and kept is not None and "keep" in after:
-            before.append((calls, kept))
-            remember(lanes.memory, calls.lane, calls.client, after["keep"])
-    if any(begun):
+        refused |= more
+    if history is not None:
+        history += told
+    return after, events
+
+
+def attempt(
+    study: Study, lanes: Lanes, round: int, refused: Refused
+) -> tuple[Lanes, list[Event], list[Told], Refused]:
+    """A round in which these answers are refused or lost, and which more are: then nothing has changed."""
+    clock, posted = list(lanes.clock), [Counter(counts) for counts in lanes.posted]
+    strikes = [Counter(counts) for counts in lanes.strikes]
+    playing, events, told = list(lanes.alive), [], []
+
+    # Who answers does not depend on what is computed, so all phases are settled before any is asked.
+    meetings = meet(study, round, clock, lanes.strikes, refused)
+    for number, (phase, meeting) in enumerate(zip(study.algorithm.phases(), meetings, strict=True)):
+        for lane in which(playing):
+            end = meeting[lane]
+            name, seed = study.names[lane] if study.names else "", study.seeds[lane]
+            if end is NOBODY:
+                raise BadInput(
+                    f"the history of {name} seed {seed} ends before round {round}, and nothing says why"
+                )
+            told.append(Told(name, seed, round, number, end))
+            clock[lane] += end.seconds
+            posted[lane][Posted("down", number)] += len(end.invited)
+            posted[lane][Posted("up", number)] += len(end.used)
+            posted[lane][Posted("late", number)] += len(end.late)
+            if end.refused or end.duplicate:
+                posted[lane][Posted("refused", number)] += len(end.refused) + len(end.duplicate)
+                strikes[lane].update(end.refused.keys())
+            gone = sum(why is LOST and at[:2] == (lane, number) for at, why in refused.items())
+            if gone:
+                detail = f"{phase.name}: {gone} of {len(end.invited)} answers lost with a worker that died"
+                events.append(Event(lane, round, "lost", detail))
+            if end.verdict is Verdict.ABANDON:
+                playing[lane] = False
+                detail = f"{phase.name}: {end.answered} answers, the minimum is {study.quorum.minimum}"
+                detail += f"; {len(end.refused)} refused" if end.refused else ""
+                events.append(Event(lane, round, "abandoned", detail))
+
+    server, finite = lanes.server, [True] * len(playing)
+    before: list[tuple[Calls, Pair]] = []  # what the asked clients had kept, phase by phase
+    judged: list[tuple[list[list[int]], Tensor]] = []
+    if any(playing):
+        for number, meeting in enumerate(meetings):
+            # Sorted by client, so that the order of arrival does not move a bit of the mean.
+            asked = [sorted(end.used) if on else [] for end, on in zip(meeting, playing, strict=True)]
+            calls, extent = calls_of(study, lanes.completed, round, number, asked)
+            kept = kept_by(lanes.memory, calls)
+            after = exchange(study, number, extent, server, calls, kept)
+            if "heard" in after:
+                undo(lanes.memory, before)
+                return lanes, [], [], losses(study, number, asked, after["heard"])
+            server = after["server"]
+            if "verdict" in after:
+                judged.append((asked, after["verdict"]))
+            if lanes.memory is not None and kept is not None and "keep" in after:
+                before.append((calls, kept))
+                remember(lanes.memory, calls.lane, calls.client, after["keep"])
         if study.graphs is not None:
-            meet(study, round + 1, ledger.clock)  # while the GPU is busy
+            meet(study, round + 1, clock, strikes)  # while the GPU is busy
         finite = after["finite"].tolist()  # the one moment of a round that waits for it
-    clock, posted, playing, events = ledger
+    more = refusals(judged)
+    if more:
+        undo(lanes.memory, before)
+        return lanes, [], [], more
     done = [on and ok for on, ok in zip(playing, finite, strict=True)]
-    if done != begun:
+    if done != playing:
         events += [
             Event(lane, round, "diverged", "a parameter is no longer finite")
             for lane in which(playing)
@@ -223,74 +278,152 @@ def play(study: Study, lanes: Lanes, round: int) -> tuple[Lanes, list[Event]]:
     news = study.ask.news() if isinstance(study.ask, Outspoken) else None
     if news is not None:
         events.append(Event(which(lanes.alive)[0], round, "memory", news))
-    return Lanes(
+    after_round = Lanes(
         server,
         lanes.memory,
         [t + ok for t, ok in zip(lanes.completed, done, strict=True)],
         clock,
         posted,
-        [on and (ok or not played) for on, ok, played in zip(lanes.alive, finite, playing, strict=True)],
-    ), events
+        [on and ok for on, ok in zip(lanes.alive, finite, strict=True)],
+        strikes,
+    )
+    return after_round, events, told, {}
 
 
 # --- the parts of a round -----------------------------------------------------------------------------
 
 
 def gather(
-    study: Study, round: int, number: int, clock: list[float]
-) -> tuple[list[list[int]], list[Settled]]:
+    study: Study,
+    round: int,
+    number: int,
+    clock: list[float],
+    strikes: Sequence[Counter[int]] = (),
+    refused: Refused | None = None,
+) -> Meeting:
     """Whom each lane invites, and how its wait for their answers ends."""
     seeds = torch.tensor(study.seeds)
     cohort = number if study.cohorts == "another" else 0
-    clients = len(study.problem.federation)
-    invited = invite(seeds, round, cohort, clients, study.quorum.invite, study.weights)
+    clients, count = len(study.problem.federation), study.quorum.invite
+    out = barred(study, strikes)
+    invited = invite(seeds, round, cohort, clients, count, study.weights, out)
     delays = study.fleet.delays(seeds, round, number, invited, clock)
-    return invited.tolist(), [study.quorum.settle(lane) for lane in delays.tolist()]
+    twice: list[list[int]] = [[] for _ in study.seeds]
+    why: list[dict[int, str]] = [{} for _ in study.seeds]
+    if study.faults is not None:
+        delays = study.faults.delays(seeds, round, number, invited, delays)
+        twice = marked(invited, study.faults.duplicated(seeds, round, number, invited))
+        if study.faults.seen is not None:
+            bad = marked(invited, study.faults.corrupted(seeds[:, None], round, number, invited))
+            why = [dict.fromkeys(own, study.faults.seen) for own in bad]
+    for (lane, phase, client), reason in (refused or {}).items():
+        if phase == number and reason is LOST:
+            delays[lane][invited[lane] == client] = NEVER
+        elif phase == number:
+            why[lane][client] = reason
+    meeting = []
+    for lane, (own, waits) in enumerate(zip(invited.tolist(), delays.tolist(), strict=True)):
+        if out and out[lane]:
+            waits = [wait for client, wait in zip(own, waits, strict=True) if client not in out[lane]]
+            own = [client for client in own if client not in out[lane]]
+        end = study.quorum.settle(waits, [place for place, client in enumerate(own) if client in why[lane]])
+        meeting.append(
+            Gathering(
+                own,
+                [own[place] for place in end.accepted],
+                [own[place] for place in end.late],
+                {own[place]: why[lane][own[place]] for place in end.refused},
+                [client for client, wait in zip(own, waits, strict=True) if wait == NEVER],
+                end.seconds,
+                end.verdict,
+                [
+                    client
+                    for client, wait in zip(own, waits, strict=True)
+                    if client in twice[lane] and wait < NEVER
+                ],
+                end.answered,
+            )
+        )
+    return meeting
 
 
-def meet(study: Study, round: int, clock: list[float]) -> list[Meeting]:
+def marked(invited: Tensor, marks: Tensor) -> list[list[int]]:
+    """The marked clients of each lane."""
+    rows = zip(invited.tolist(), marks.tolist(), strict=True)
+    return [[client for client, mark in zip(*row, strict=True) if mark] for row in rows]
+
+
+def barred(study: Study, strikes: Sequence[Counter[int]]) -> list[set[int]]:
+    """Whom each lane no longer invites; an empty list if nobody."""
+    if study.checks is None or study.checks.strikes is None:
+        return []
+    found = [study.checks.barred(own) for own in strikes]
+    if study.weights is not None and any(found):  # those with no odds must not come in for them
+        idle = set((study.weights == 0).nonzero().flatten().tolist())
+        found = [own | idle for own in found]
+    return found if any(found) else []
+
+
+def recorded(study: Study, history: History, round: int) -> list[Meeting]:
+    """All phases of a round as they were. A lane that was no longer there meets nobody."""
+    lanes = [history.round(name, seed, round) for name, seed in zip(study.names, study.seeds, strict=True)]
+    phases = len(study.algorithm.phases())
+    padded = [[*own, *[NOBODY] * (phases - len(own))] for own in lanes]
+    return [[own[number] for own in padded] for number in range(phases)]
+
+
+def meet(
+    study: Study,
+    round: int,
+    clock: list[float],
+    strikes: Sequence[Counter[int]] = (),
+    refused: Refused | None = None,
+) -> list[Meeting]:
     """All phases' gatherings of a round. The last one that was asked for is kept."""
-    when = (round, tuple(clock))
+    if study.history is not None:
+        return recorded(study, study.history, round)
+    counted = study.checks is not None and study.checks.strikes is not None
+    against = tuple(tuple(sorted(own.items())) for own in strikes) if counted else ()
+    when = (round, tuple(clock), against, tuple(refused or ()))
     if when not in study.next_meetings:
         study.next_meetings.clear()
         meetings, now = [], list(clock)
+        so_far: list[Counter[int]] = [Counter(own) for own in strikes] or [Counter() for _ in study.seeds]
         for number in range(len(study.algorithm.phases())):
-            invited, settled = gather(study, round, number, now)
-            # Sorted by client, so that the order of arrival does not move a bit of the mean.
-            answering = [
-                sorted(own[place] for place in end.accepted)
-                for own, end in zip(invited, settled, strict=True)
-            ]
-            meetings.append(Meeting(answering, settled))
-            now = [then + end.seconds for then, end in zip(now, settled, strict=True)]
+            meeting = gather(study, round, number, now, so_far, refused)
+            meetings.append(meeting)
+            now = [then + end.seconds for then, end in zip(now, meeting, strict=True)]
+            for own, end in zip(so_far, meeting, strict=True):
+                own.update(end.refused.keys())
         study.next_meetings[when] = meetings
     return study.next_meetings[when]
 
 
-def ledger_of(
-    study: Study, lanes: Lanes, round: int, meetings: list[Meeting], lost: Counter[tuple[int, int]]
-) -> Ledger:
-    """How the waiting for answers ends in every phase, if some were lost with whoever computed them."""
-    clock, posted = list(lanes.clock), [Counter(counts) for counts in lanes.posted]
-    playing, events = list(lanes.alive), []
-    for number, (phase, meeting) in enumerate(zip(study.algorithm.phases(), meetings, strict=True)):
-        for lane in which(playing):
-            end, gone = meeting.settled[lane], lost[number, lane]
-            came = len(end.accepted) - gone
-            goes_on = end.verdict is Verdict.GO and came >= study.quorum.minimum
-            clock[lane] += end.seconds
-            posted[lane][Posted("down", number)] += study.quorum.invite
-            posted[lane][Posted("up", number)] += came if goes_on else 0
-            posted[lane][Posted("late", number)] += len(end.late) + (0 if goes_on else came)
-            if gone:
-                detail = f"{phase.name}: {gone} of {len(end.accepted)} answers lost with a worker that died"
-                events.append(Event(lane, round, "lost", detail))
-            if not goes_on:
-                playing[lane] = False
-                answers = came if gone else end.answered
-                detail = f"{phase.name}: {answers} answers, the minimum is {study.quorum.minimum}"
-                events.append(Event(lane, round, "abandoned", detail))
-    return Ledger(clock, posted, playing, events)
+def losses(study: Study, number: int, asked: list[list[int]], heard: Tensor) -> Refused:
+    """The answers that were not heard."""
+    if study.history is not None:
+        raise BadInput("a worker died, and a history cannot be played otherwise than it was; play it again")
+    visits = [(lane, number, client) for lane, clients in enumerate(asked) for client in clients]
+    return {visit: LOST for visit, there in zip(visits, heard.tolist(), strict=True) if not there}
+
+
+def refusals(judged: list[tuple[list[list[int]], Tensor]]) -> Refused:
+    """The answers that must be refused: of each lane, those of its first phase that has any.
+
+    What came after such a phase was computed from its answers, and says nothing.
+    """
+    found: Refused = {}
+    spoilt: set[int] = set()
+    for number, (asked, verdicts) in enumerate(judged):
+        visits = [(lane, client) for lane, clients in enumerate(asked) for client in clients]
+        bad = {
+            (lane, number, client): REASONS[code]
+            for (lane, client), code in zip(visits, verdicts.tolist(), strict=True)
+            if code and lane not in spoilt
+        }
+        found |= bad
+        spoilt |= {lane for lane, _, _ in bad}
+    return found
 
 
 def calls_of(
@@ -307,33 +440,28 @@ def calls_of(
     rows = int(study.problem.federation.sizes[client].max())
     extent = Extent(max(walks), rows, ragged=min(walks) < max(walks))
 
-    answers = torch.tensor(counts)
+    first = torch.tensor([0, *counts[:-1]]).cumsum(0)
+    place = first[:, None] + torch.arange(study.quorum.wanted)
+    lane = torch.repeat_interleave(torch.tensor(counts))
     host = Calls(
-        torch.repeat_interleave(answers),
+        lane,
         torch.tensor(client),
-        places(answers, study.quorum.wanted),
-        answers,
+        place.clamp(max=len(client) - 1),
+        torch.tensor(counts),
         torch.tensor(completed),
         torch.tensor(steps),
         torch.tensor(round),
+        corrupted(study, round, number, lane, torch.tensor(client)),
     )
     calls: Calls = tree_map(lambda values: values.to(study.device, non_blocking=True), host)
     return calls, extent
 
 
-def places(answers: Tensor, most: int) -> Tensor:
-    """Where each lane's answers are among those of all lanes: (lane, answer)."""
-    first = answers.cumsum(0) - answers
-    place: Tensor = first[:, None] + torch.arange(most, device=answers.device)
-    return place.clamp(max=max(0, int(answers.sum()) - 1))
-
-
-def heard_only(calls: Calls, heard: Tensor) -> Calls:
-    """The same without the visits whose answers were lost."""
-    lane = calls.lane[heard]
-    answers = torch.bincount(lane, minlength=len(calls.answers))
-    place = places(answers, calls.place.shape[1])
-    return calls._replace(lane=lane, client=calls.client[heard], place=place, answers=answers)
+def corrupted(study: Study, round: int, number: int, lane: Tensor, client: Tensor) -> Tensor:
+    """Which visits' answers are spoilt."""
+    if study.faults is None:
+        return torch.zeros(len(client), dtype=torch.bool)
+    return study.faults.corrupted(torch.tensor(study.seeds)[lane], round, number, client)
 
 
 def exchange(
@@ -341,9 +469,10 @@ def exchange(
 ) -> dict[str, Any]:
     """One phase: send, ask, merge. The `server` after it, which lanes are `finite`, what clients `keep`.
 
-    Where answers can be lost, also which were `heard`: a lane with fewer than the minimum does not merge.
+    If answers are checked, the `verdict` on each.
     """
-
+    limits = {} if study.checks is None else bounds(study.checks.norm, study.kinds[number])
+    looked_at = study.faults is not None or study.checks is not None
     vectorised, graphs, task = study.ask, study.graphs, study.task(number)
 
     def visits_in(inputs: dict[str, Any]) -> Visits:
@@ -354,12 +483,18 @@ def exchange(
         return study.ask(task, extent, visits)
 
     def work(inputs: dict[str, Any], ask: Callable[[Visits], dict[str, Any]] = ask) -> dict[str, Any]:
-        server, calls, answers = inputs["server"], inputs["calls"], ask(visits_in(inputs))
+        server, calls, visits = inputs["server"], inputs["calls"], visits_in(inputs)
+        answers = ask(visits)
         if "heard" in answers:
-            calls = heard_only(calls, answers["heard"])
-        if "up" in answers:
-            merged = merge(study, server, number, calls, answers.pop("up"))
-            server = choose(calls.answers >= study.quorum.minimum, merged, server)
+            return {"heard": answers["heard"]}
+        up = answers.pop("up")
+        sent = tree_map(lambda values: values[calls.lane], visits.by_lane["down"]) if looked_at else {}
+        if study.faults is not None and study.faults.seen is None:  # what is seen is refused, not used
+            up = choose(calls.corrupt, study.faults.spoil(up, sent), up)
+        if study.checks is not None and study.history is None:
+            answers["verdict"] = judge(up, sent, limits)
+        merged = merge(study, server, number, calls, up)
+        server = choose(calls.answers > 0, merged, server)
         finite = torch.isfinite(server.z.x).all(-1) & torch.isfinite(server.z.y).all(-1)
         return {"server": server, "finite": finite, **answers}
 
@@ -379,7 +514,8 @@ def exchange(
         visits = -(-real // piece) * piece
         visits = visits if isinstance(graphs, Tapes) else min(most, visits)
         pad = torch.arange(visits, device=study.device).clamp(max=real - 1)  # the last visit again and again
-        own = {**inputs, "calls": calls._replace(lane=calls.lane[pad], client=calls.client[pad])}
+        rows = {"lane": calls.lane[pad], "client": calls.client[pad], "corrupt": calls.corrupt[pad]}
+        own = {**inputs, "calls": calls._replace(**rows)}
         if kept is not None:
             own["kept"] = Pair(kept.x[pad], kept.y[pad])
         if isinstance(graphs, Tapes) and piece < visits:
@@ -389,6 +525,8 @@ def exchange(
         return found
 
     after = vectorised.within_memory(recorded, graphs.forget)
+    if "verdict" in after:
+        after["verdict"] = after["verdict"][:real]
     if "keep" in after:
         after["keep"] = Pair(after["keep"].x[:real], after["keep"].y[:real])
     return after
@@ -423,34 +561,49 @@ def visits_of(study: Study, number: int, down: Message, calls: Calls, kept: Pair
 
 
 def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> Any:
-    """Every lane's server after it has merged the mean of its answers."""
+    """Every lane's server after it has merged its answers into one."""
     count = calls.answers.to(server.z.x.dtype)
     there = torch.arange(calls.place.shape[1], device=study.device) < calls.answers[:, None]
 
-    def mean(answers: Tensor) -> Tensor:
-        # Chosen, not multiplied by zero: what is not finite in one lane must not reach another.
-        own = torch.where(there[:, :, None], answers[calls.place], 0)
-        mean: Tensor = own.sum(1) / count.clamp(min=1)[:, None]
-        return mean
-
-    def one(algorithm: Algorithm, server: Any, turn: Turn, mean: Message) -> Any:
-        return projected(study.problem, algorithm.phases()[number].merge(server, turn, **mean))
+    def one(algorithm: Algorithm, server: Any, turn: Turn, merged: Message) -> Any:
+        return projected(study.problem, algorithm.phases()[number].merge(server, turn, **merged))
 
     turn = Turn(calls.t.to(count.dtype), count / len(study.problem.federation))
-    return study.per_lane(one, server, turn, tree_map(mean, up))
+    clips = bounds(study.merge.clip, study.kinds[number])
+    if clips:
+        sent: Message = tree_map(lambda values: values[calls.lane], send(study, server, number))
+        up = clipped(up, sent, clips)
+    merged = tree_map(lambda answers: study.merge.rule(answers[calls.place], there), up)
+    return study.per_lane(one, server, turn, merged)
+
+
+def shelf_of(study: Study, blank: Pair) -> torch.device:
+    """Where all clients' memory lies: beside a GPU, if it would take more there than a computation may."""
+    if study.device.type == "cpu" or not isinstance(study.ask, Vectorised):
+        return study.device
+    needed = len(study.problem.federation) * sum(value.nbytes for value in blank)
+    return CPU if needed > study.ask.limit(study.device) else study.device
 
 
 def kept_by(memory: Pair | None, calls: Calls) -> Pair | None:
     """What the clients that are asked have kept."""
     if memory is None:
         return None
-    return Pair(memory.x[calls.lane, calls.client], memory.y[calls.lane, calls.client])
+    lane, client = (where.to(memory.x.device) for where in (calls.lane, calls.client))
+    return Pair(memory.x[lane, client], memory.y[lane, client]).to(calls.lane.device)
 
 
 def remember(memory: Pair, lane: Tensor, client: Tensor, values: Pair) -> None:
     """Put what clients keep into the memory of their lanes."""
     for old, new in zip(memory, values, strict=True):
-        old[lane, client] = new
+        old[lane.to(old.device), client.to(old.device)] = new.to(old.device)
+
+
+def undo(memory: Pair | None, before: list[tuple[Calls, Pair]]) -> None:
+    """Give clients back what they had kept."""
+    for calls, kept in reversed(before):
+        assert memory is not None
+        remember(memory, calls.lane, calls.client, kept)
 
 
 def which(flags: list[bool]) -> list[int]:

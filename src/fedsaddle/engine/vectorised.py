@@ -37,9 +37,9 @@ class Vectorised:
 
     def __call__(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
         count, extent = len(visits), extent._replace(ahead=True)
-        self._at_once = 1  # while the need of one is measured
+        self._at_once, limit = 1, self.limit(visits.key.device)  # one at a time while its need is measured
         need = self._need(task, extent, lambda: visits)
-        at_once = max(1, min(count, self.limit(visits.key.device) // need))
+        at_once = max(1, min(count, limit // need))
         self._at_once, self._held = at_once, at_once * need
         answers = [self._ask(task, extent, visits.part(at, at + at_once)) for at in range(0, count, at_once)]
         stacked: dict[str, Any] = tree_map(lambda *chunks: torch.cat(chunks), *answers)

@@ -32,7 +32,7 @@ class Lane:
 
     seed: int
     points: list[Point]
-    late: int  # floats of answers that came too late to be used, up to the last evaluation
+    late: int  # floats of answers that were not used, too late or refused, up to the last evaluation
     diverged: str  # how it ended, if it did not get to the end
     dropped: str = ""  # when a sweep gave it up, if it did
 
@@ -293,10 +293,10 @@ def _fitting(lines: Iterator[tuple[str, list[str]]], cells: int) -> Iterator[tup
 
 
 def _late(path: Path) -> dict[tuple[str, int], int]:
-    """Each seed's floats that came too late, at its last evaluation."""
+    """Each seed's floats that were sent in vain, too late or refused, at its last evaluation."""
     late: dict[tuple[str, int], tuple[int, int]] = {}
     for place, (algorithm, seed, when, direction, _, _, floats) in _table(path)[1]:
-        if direction == "late":
+        if direction in ("late", "refused"):
             lane, round = (algorithm, _count(seed, place)), _count(when, place)
             last, sum = late.get(lane, (-1, 0))
             late[lane] = round, _count(floats, place) + (sum if last == round else 0)

@@ -1,0 +1,130 @@
+"""How a server makes one of many answers: their mean, or something that a few bad answers cannot move far.
+
+A rule takes answers (..., answer, value) and which of them are there (..., answer), and gives (..., value).
+It decides for every value by itself. The shapes do not depend on how many answers there are, so lanes with
+different numbers of them share one computation, and it can be recorded on a GPU.
+
+Clipping comes before the rule: an answer's update (see `checks`), x and y of one name together, is scaled
+down to at most a norm. An answer that is within the norm keeps its bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from fedsaddle.checks import Norms, check_norms, norm, origin
+from fedsaddle.core import Message, Pair
+from fedsaddle.errors import BadInput
+
+
+class Rule(Protocol):
+    """Merges answers, value by value."""
+
+    def __call__(self, answers: Tensor, there: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Every answer counts the same."""
+
+    def __call__(self, answers: Tensor, there: Tensor) -> Tensor:
+        # Chosen, not multiplied by zero: what is not finite in one lane must not reach another.
+        own = torch.where(there[..., None], answers, 0)
+        mean: Tensor = own.sum(-2) / _count(there).to(answers.dtype)
+        return mean
+
+
+@dataclass(frozen=True)
+class TrimmedMean:
+    """The mean without the largest and the smallest values: floor(trim n) of n at each end."""
+
+    trim: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.trim < 0.5:
+            raise BadInput(f"trim must be at least 0 and below 0.5, got {self.trim}")
+
+    def __call__(self, answers: Tensor, there: Tensor) -> Tensor:
+        count = _count(there)
+        # A tiny bit more, so that 0.29 of 100 is 29.
+        off = torch.floor(count * self.trim + 1e-9)
+        place = torch.arange(answers.shape[-2], device=answers.device)[:, None]
+        inner = (place >= off[..., None, :]) & (place < (count - off)[..., None, :])
+        kept = torch.where(inner, _sorted(answers, there), 0)
+        mean: Tensor = kept.sum(-2) / (count - 2 * off).to(answers.dtype)
+        return mean
+
+
+@dataclass(frozen=True)
+class Median:
+    """The value in the middle; of an even number, the mean of the two."""
+
+    def __call__(self, answers: Tensor, there: Tensor) -> Tensor:
+        count, ordered = _count(there).to(torch.long), _sorted(answers, there)
+        shape = (*ordered.shape[:-2], 1, ordered.shape[-1])
+        low, high = (
+            ordered.gather(-2, place[..., None, :].expand(shape)).squeeze(-2)
+            for place in ((count - 1) // 2, count // 2)
+        )
+        # Half of each, so that two large values do not overflow; equal ones stay what they are.
+        return low / 2 + high / 2
+
+
+def _count(there: Tensor) -> Tensor:
+    """How many answers there are (..., 1), as float64; one where there are none, and nobody will look."""
+    return there.sum(-1, keepdim=True, dtype=torch.float64).clamp(min=1)
+
+
+def _sorted(answers: Tensor, there: Tensor) -> Tensor:
+    """The answers of each value in order; what is not there, like what is not a number, comes last."""
+    return torch.where(there[..., None], answers, torch.nan).sort(-2).values
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A rule, and how far one answer may go."""
+
+    rule: Rule = Mean()
+    clip: Norms | None = None  # the norm that updates are scaled down to
+
+    def __post_init__(self) -> None:
+        check_norms("clip", self.clip)
+
+
+MEAN = Merge()
+
+
+def clipped(up: Message, sent: Message, limits: Mapping[str, float]) -> Message:
+    """Answers whose updates have at most the norm of their name. They may be stacked in front."""
+    result = dict(up)
+    for name in up.keys() & limits.keys():
+        start = origin(name, up[name], sent)
+        update = up[name] - start
+        share = (limits[name] / norm(update))[..., None]
+        over = share < 1
+        result[name] = Pair(
+            *(
+                torch.where(over, begin + share.to(step.dtype) * step, whole)
+                for begin, step, whole in zip(start, update, up[name], strict=True)
+            )
+        )
+    return result
+
+
+def merged(merge: Merge, answers: Sequence[Message], sent: Message, limits: Mapping[str, float]) -> Message:
+    """The answers of one phase as one, for a server that holds them as a list."""
+    stacked: Any = tree_map(lambda *values: torch.stack(values), *answers)
+    there = torch.ones(len(answers), dtype=torch.bool)
+    result: Message = tree_map(
+        lambda values: merge.rule(values, there.to(values.device)), clipped(stacked, sent, limits)
+    )
+    return result
+
+
+MERGES = {"mean": Mean, "trimmed_mean": TrimmedMean, "median": Median}

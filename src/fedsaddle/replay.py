@@ -1,0 +1,225 @@
+"""Replay: the history of a run, played again in the simulator, must come to the same.
+
+The folder of a run holds its experiment, its history and what it came to. The same experiment is run with the
+history in place of its fleet, and compared: the parameters of every lane, the floats and the clock at every
+evaluation, the floats that were sent in vain at the end. A run that is not finished is compared as far as its
+checkpoint goes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedsaddle.core import Pair
+from fedsaddle.engine import machine
+from fedsaddle.engine.course import Row, Stop, course, traffic
+from fedsaddle.engine.rounds import Study, points
+from fedsaddle.errors import BadInput
+from fedsaddle.history import Rules, read
+from fedsaddle.runs import HISTORY, KEYS, Plan, read_checkpoint, read_state, read_tensors, verified
+from fedsaddle.spec import load
+
+# What arithmetic on another machine, in another order, may do to a parameter: relative to 1 + its size.
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How one lane of a run compares with its replay."""
+
+    algorithm: str
+    seed: int
+    rounds: int
+    abandoned: int
+    difference: float  # the largest of any parameter, relative to 1 + its size
+    tolerance: float
+    exact: bool  # every bit of every parameter
+    quarrels: tuple[str, ...]  # what is counted and differs
+
+    @property
+    def agrees(self) -> bool:
+        return not self.quarrels and (self.exact or self.difference <= self.tolerance)
+
+    def __str__(self) -> str:
+        if self.exact:
+            told = "equal to the last bit"
+        else:
+            within = "within" if self.difference <= self.tolerance else "NOT within"
+            told = f"differ by {self.difference:.3g}, {within} {self.tolerance:g}"
+        counted = "; ".join(self.quarrels) or "floats and clock agree"
+        gone = f", {self.abandoned} abandoned" if self.abandoned else ""
+        return f"{self.algorithm} seed {self.seed}: {self.rounds} rounds{gone}; parameters {told}; {counted}"
+
+
+def replay_run(
+    folder: Path, tolerance: float | None = None, engine: str | None = None, device: str | None = None
+) -> Iterator[Agreement]:
+    """Every lane of a run against its replay, one after another. What cannot be replayed is refused."""
+    if not (folder / "checkpoint.json").exists():
+        raise BadInput(f"{folder} is not the folder of a run: it has no checkpoint.json")
+    saved = read_checkpoint(folder)
+    if "sweep" in saved["experiment"]:
+        raise BadInput(
+            f"{folder} is a sweep, and a sweep writes no history; run its best.toml with --history"
+        )
+    if HISTORY not in saved["tables"]:
+        raise BadInput(f"{folder} has no history; run the experiment with --history")
+    plan = _plan(folder, saved, engine, device)
+    data = {
+        name: verified(folder / name, own["sha256"], own["length"]) for name, own in saved["tables"].items()
+    }
+    history = read(data[HISTORY], _rules(plan), str(folder / HISTORY))
+    machine.prepare(plan.resolved["threads"], plan.resolved["tf32"])
+    for name, study in plan.studies.items():
+        scripted = replace(study, history=history, next_meetings={})
+        if name in saved["done"]:
+            stored = read_tensors(folder / "final" / f"{name}.safetensors", saved["done"][name])
+            ends = [_point(stored, seed, folder / "final" / f"{name}.safetensors") for seed in study.seeds]
+            rounds = plan.rounds
+        elif saved["state"] and saved["state"]["algorithm"] == name:
+            stop = read_state(folder, plan, saved["state"])
+            ends, rounds = points(stop.lanes.server), stop.round
+        else:
+            continue
+        yield from _compare(scripted, plan, rounds, ends, data, tolerance)
+
+
+def _plan(folder: Path, saved: dict[str, Any], engine: str | None, device: str | None) -> Plan:
+    path = folder / "experiment.json"
+    try:
+        same = json.loads(path.read_bytes()) == saved["experiment"]
+    except (OSError, ValueError, RecursionError):
+        same = False
+    if not same:
+        raise BadInput(f"{path} is not the experiment of this run; restore the folder from a copy")
+    return load(str(path), engine=engine, device=device)
+
+
+def _rules(plan: Plan) -> dict[str, Rules]:
+    return {
+        name: Rules(
+            study.quorum,
+            len(study.problem.federation),
+            len(study.algorithm.phases()),
+            plan.rounds,
+            study.seeds,
+        )
+        for name, study in plan.studies.items()
+    }
+
+
+def _point(stored: dict[str, torch.Tensor], seed: int, path: Path) -> Pair:
+    try:
+        return Pair(stored[f"{seed}.x"], stored[f"{seed}.y"])
+    except KeyError:
+        raise BadInput(f"{path} has no parameters of seed {seed}; restore the folder from a copy") from None
+
+
+def _compare(
+    study: Study, plan: Plan, rounds: int, ends: list[Pair], data: dict[str, bytes], tolerance: float | None
+) -> Iterator[Agreement]:
+    """Play the history of one algorithm and compare where it leads."""
+    stop: Stop | None = None
+    rows: list[Row] = []
+    abandoned: Counter[int] = Counter()
+    # To the last round of the plan, and no further than the checkpoint: what is evaluated does not change.
+    for stop in course(study, plan.rounds, plan.evaluate_every):
+        rows += stop.rows
+        abandoned.update(event.lane for event in stop.events if event.what == "abandoned")
+        if stop.round == rounds:
+            break
+    assert stop is not None  # a course has at least its start
+    counted = _counted(data["rounds.csv"])
+    for lane, (z, seed) in enumerate(zip(points(stop.lanes.server), study.seeds, strict=True)):
+        name = study.names[lane]
+        found = [
+            (row.round, row.floats_up, row.floats_down, row.time_simulated)
+            for row in rows
+            if row.lane == lane
+        ]
+        quarrels = _quarrels(counted.get((name, seed), []), found)
+        last = found[-1][0] if found else 0
+        if last == stop.round:
+            quarrels += _in_vain(data["traffic.csv"], study, stop, lane)
+        assert study.history is not None
+        told = len(study.history.lanes.get((name, seed), []))
+        if told > stop.round or (told == stop.round and not stop.lanes.alive[lane] and last < stop.round):
+            quarrels.append(f"the history goes on to round {told}, the replay ended in round {last}")
+        end, here = ends[lane], z.to("cpu")
+        far = [_difference(here.x, end.x), _difference(here.y, end.y)]
+        yield Agreement(
+            name,
+            seed,
+            told,
+            abandoned[lane],
+            max(far),
+            TOLERANCE[end.x.dtype] if tolerance is None else tolerance,
+            all(_same(mine, theirs) for mine, theirs in zip(here, end, strict=True)),
+            tuple(quarrels),
+        )
+
+
+def _same(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+    return mine.dtype == theirs.dtype and torch.equal(mine, theirs.cpu())
+
+
+def _difference(mine: torch.Tensor, theirs: torch.Tensor) -> float:
+    if mine.shape != theirs.shape:
+        return torch.inf
+    far = (mine.double() - theirs.cpu().double()).abs() / (1 + theirs.cpu().double().abs())
+    return float(far.max()) if far.numel() else 0.0
+
+
+Counts = tuple[int, int, int, float]  # round, floats up, floats down, the clock
+
+
+def _counted(table: bytes) -> dict[tuple[str, int], list[Counts]]:
+    """What rounds.csv counted at each evaluation."""
+    found: dict[tuple[str, int], list[Counts]] = {}
+    for row in _rows(table):
+        name, seed, round, up, down, clock = row[: len(KEYS["rounds.csv"])]
+        found.setdefault((name, int(seed)), []).append((int(round), int(up), int(down), float(clock)))
+    return found
+
+
+def _rows(table: bytes) -> list[list[str]]:
+    """All but the header. The checkpoint has the table's hash, so it is what the run wrote."""
+    return list(csv.reader(io.StringIO(table.decode(), newline="")))[1:]
+
+
+def _quarrels(run: list[Counts], found: list[Counts]) -> list[str]:
+    """The first evaluation whose counts differ."""
+    for mine, theirs in zip(found, run, strict=False):
+        for what, own, other in zip(
+            ("round", "floats up", "floats down", "clock"), mine, theirs, strict=True
+        ):
+            if own != other:
+                return [f"{what} after round {theirs[0]}: the run has {other}, the replay {own}"]
+    if len(found) != len(run):
+        return [f"the run has {len(run)} evaluations, the replay {len(found)}"]
+    return []
+
+
+def _in_vain(table: bytes, study: Study, stop: Stop, lane: int) -> list[str]:
+    """Floats that were sent and not used, at the end."""
+    name, seed, flows = study.names[lane], study.seeds[lane], traffic(study, stop.lanes, lane)
+    result = []
+    for way in ("late", "refused"):
+        theirs = sum(
+            int(floats)
+            for algorithm, own, round, direction, _, _, floats in _rows(table)
+            if (algorithm, int(own), int(round), direction) == (name, seed, stop.round, way)
+        )
+        mine = sum(floats for flow, floats in flows.items() if flow.direction == way)
+        if mine != theirs:
+            result.append(f"{way} floats: the run has {theirs}, the replay {mine}")
+    return result
