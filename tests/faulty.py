@@ -30,7 +30,9 @@ class Faulty:
 
     def __call__(self, message: Message, context: object) -> Message:
         header = message.content[HEADER]
-        self.fault, _, seconds = self.plan.get(f"{header['round']}.{header['phase']}", "").partition(":")
+        self.fault, _, seconds = self.plan.get(f"{header.get('round')}.{header.get('phase')}", "").partition(
+            ":"
+        )
         if self.fault == "raise":
             raise RuntimeError("boom")
         if self.fault == "die":

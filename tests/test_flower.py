@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -258,7 +259,7 @@ class Clients:
             client: client_app(Site(plan, client, folder / str(client))) for client in range(count_of(plan))
         }
         self.answers, self.online = answers, set(self.apps)
-        self.mail, self.asked, self.now = [], [], 0
+        self.mail, self.asked, self.numbers = [], [], count()
 
     def get_node_ids(self):
         return [100 + client for client in self.online]
@@ -267,14 +268,16 @@ class Clients:
         ids = []
         for one in messages:
             header = dict(one.content["header"])
-            ids.append(f"m{len(self.asked)}")
-            self.asked.append(header)
+            ids.append(f"m{next(self.numbers)}")
+            present = one.metadata.message_type == "query.here"
+            if not present:
+                self.asked.append(header)
             one.metadata.__dict__["_message_id"] = ids[-1]
             try:
                 reply = self.apps[header["client"]](one, None)
             except Exception as error:
                 reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=one)
-            for seconds, own in self.answers(header, reply):
+            for seconds, own in [(0.0, reply)] if present else self.answers(header, reply):
                 own.metadata.__dict__["_reply_to_message_id"] = ids[-1]
                 own.metadata.__dict__["_src_node_id"] = 100 + header["client"]
                 self.mail.append((time.monotonic() + seconds, own))

@@ -225,6 +225,10 @@ def client_app(site: Site) -> ClientApp:
         header, up = visit(site, message.content)
         return Envelope(pack(header, up), reply_to=message)
 
+    @app.query("here")  # type: ignore[untyped-decorator, unused-ignore]
+    def here(message: Envelope, context: Context) -> Envelope:
+        return Envelope(pack(header_of(message.content, {"client": site.client}), {}), reply_to=message)
+
     @app.query("enrol")  # type: ignore[untyped-decorator, unused-ignore]
     def query(message: Envelope, context: Context) -> Envelope:
         return Envelope(pack(enrol(site, message.content), {}), reply_to=message)

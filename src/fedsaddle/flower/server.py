@@ -11,6 +11,7 @@ slow is not invited again until its answer has come, and been dropped, or its ti
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -391,12 +392,29 @@ class Deployment:
         return counts
 
     def _wait_for_all(self) -> None:
-        """Give everybody with a key some time to come, once. Then the first cohort is the simulator's."""
-        began = time.monotonic()
-        while len(self.roll.online()) < len(self.roll.nodes) and time.monotonic() - began < PATIENCE:
-            self.roll.arrivals()  # ends when it is asked to
+        """Give everybody with a key some time to come, once. Then the first cohort is the simulator's.
+
+        A SuperLink that was started again takes nodes for online that have not come back yet: only an answer
+        tells.
+        """
+        began, asked, heard = time.monotonic(), -math.inf, set[int]()
+        while len(heard) < len(self.roll.nodes) and time.monotonic() - began < PATIENCE:
+            if time.monotonic() - asked >= ROLL_CALL:
+                asked = time.monotonic()
+                letters = {
+                    client: Envelope(
+                        pack({"client": client}, {}),
+                        dst_node_id=self.roll.nodes[client],
+                        message_type="query.here",
+                        ttl=PATIENCE,
+                    )
+                    for client in self.roll.idle() - heard
+                }
+                self.roll.push(letters, lambda client: Owed(client, "", 0, 0, 0, began + PATIENCE))
+            for _, owed, reply in self.roll.arrivals():
+                heard |= {owed.client} if reply is not None and reply.has_content() else set()
             time.sleep(POLL)
-        there, may = len(self.roll.online()), len(self.roll.nodes)
+        there, may = len(heard), len(self.roll.nodes)
         self.roll.say(
             f"{there} of {may} nodes are online" + ("" if there == may else "; going on without the others")
         )
