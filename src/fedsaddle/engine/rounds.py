@@ -252,7 +252,7 @@ def attempt(
             if lanes.memory is not None and kept is not None and "keep" in after:
                 before.append((calls, kept))
                 remember(lanes.memory, calls.lane, calls.client, after["keep"])
-        if study.graphs is not None:
+        if isinstance(study.graphs, Graphs):
             meet(study, round + 1, clock, strikes)  # while the GPU is busy
         finite = after["finite"].tolist()  # the one moment of a round that waits for it
     more = refusals(judged)
