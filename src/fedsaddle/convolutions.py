@@ -38,10 +38,8 @@ def _windows(x: Tensor, grid: Grid) -> Tensor:
     """(group, row, channel, height, width) -> (group, window, channel x side x side)."""
     side, stride, margin = grid[:3]
     x = pad(x, (margin,) * 4) if margin else x
-    seen = x.unfold(3, side, stride).unfold(
-        4, side, stride
-    )  # (group, row, channel, down, across, side, side)
-    seen = seen.permute(0, 1, 3, 4, 2, 5, 6)
+    # (group, row, channel, down, across, side, side), with the channel moved to the sides
+    seen = x.unfold(3, side, stride).unfold(4, side, stride).permute(0, 1, 3, 4, 2, 5, 6)
     return seen.reshape(len(x), -1, x.shape[2] * side * side)
 
 
