@@ -432,9 +432,11 @@ def calls_of(
     """The flat list of the clients that each lane asks, and how far the computation must reach."""
     counts = [len(clients) for clients in asked]
     client = [number for clients in asked for number in clients]
-    chances = draws.uniform(draws.key(draws.STEPS, torch.tensor(study.seeds), round, number), 1)
     phase = study.algorithm.phases()[number]
-    steps = [phase.steps(chance) for chance in chances.squeeze(-1).tolist()]
+    steps = [phase.steps(0.0)] * len(study.seeds)
+    if varied(phase):
+        chances = draws.uniform(draws.key(draws.STEPS, torch.tensor(study.seeds), round, number), 1)
+        steps = [phase.steps(chance) for chance in chances.squeeze(-1).tolist()]
 
     walks = [own for own, count in zip(steps, counts, strict=True) if count]
     rows = int(study.problem.federation.sizes[client].max())
@@ -535,9 +537,13 @@ def exchange(
 
 def roomy(phase: Phase, extent: Extent, longest: int) -> Extent:
     """A little more room than needed, so that few different shapes have to be recorded."""
-    varied = phase.steps(0.0) != phase.steps(1 - 2.0**-53)
-    steps = rounded_up(extent.steps) if varied else extent.steps
-    return Extent(steps, min(rounded_up(extent.rows), longest), ragged=varied)
+    steps = rounded_up(extent.steps) if varied(phase) else extent.steps
+    return Extent(steps, min(rounded_up(extent.rows), longest), ragged=varied(phase))
+
+
+def varied(phase: Phase) -> bool:
+    """Whether walks are of random lengths."""
+    return phase.steps(0.0) != phase.steps(1 - 2.0**-53)
 
 
 def rounded_up(count: int) -> int:
