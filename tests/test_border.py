@@ -107,7 +107,8 @@ def set_(*assignments):
 
 def test_the_valid_experiment_is_accepted(call, tmp_path):
     code, stdout, stderr = call("run", "valid.json", "--out", "new")
-    assert (code, stderr) == (0, "")
+    assert code == 0
+    assert re.fullmatch(r"engine: [^\n]+\n", stderr)
     assert "cdma-one" in stdout
     assert (tmp_path / "new" / "rounds.csv").stat().st_size > 0
 

@@ -207,9 +207,9 @@ def test_strikes_survive_a_checkpoint(tmp_path, monkeypatch):
     assert fedsaddle(monkeypatch, *words, f"--out={tmp_path / 'whole'}") == 0
     execute = cli.execute
 
-    def until(folder, watch, asked, seconds):
+    def until(folder, watch, asked, seconds, play):
         rounds = []
-        execute(folder, watch, lambda: rounds.append(0) or len(rounds) > 4, seconds)
+        execute(folder, watch, lambda: rounds.append(0) or len(rounds) > 4, seconds, play)
 
     with monkeypatch.context() as patch:
         patch.setattr(cli, "execute", until)

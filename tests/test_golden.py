@@ -89,7 +89,12 @@ def test_some_rounds_give_the_numbers_they_gave(experiment):
     # A GAN is in float32, and its distances are small differences of large numbers.
     digits = 1e-3 if experiment.startswith("gan-") else 1e-6
     for name, numbers in expected.items():
-        assert found[name] == pytest.approx(numbers, rel=digits), name
+        # A last bit may turn round two rows that score nearly the same: that moves an AUC by one pair.
+        ranks = {metric for metric in numbers if "auc" in metric or "precision" in metric}
+        for metric, number in numbers.items():
+            near = pytest.approx(number, rel=1e-3 if metric in ranks else digits)
+            assert found[name].pop(metric) == near, (name, metric)
+        assert not found[name]
 
 
 if __name__ == "__main__":
