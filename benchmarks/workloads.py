@@ -79,10 +79,8 @@ class Workload:
     def judge(self, x: Tensor, y: Tensor) -> float:
         """How good a point is."""
         problem, z = self.problem(), Pair(x, y)
-        if isinstance(problem, GAN):  # its own scores need a trained classifier; f on test rows tells enough
-            fake = torch.cat(problem.generate(x, 1000))
-            weight, real = torch.full((1000,), 1e-3), {"real": problem.data.test_inputs[:1000]}
-            return float(problem.f(z, Batch(real, {}, weight, torch.tensor(0)), fake))
+        if isinstance(problem, GAN):  # the scores need a trained classifier; f on test rows tells enough
+            return problem.losses(z, torch.cat(problem.generate(x, 1000)))["f"]
         return problem.evaluate(z)[self.metric]
 
 

@@ -142,27 +142,22 @@ class GAN:
         """(row, 100) in [-1, 1]; a row's does not depend on how many rows there are."""
         return (2 * draws.uniform(xi.key, len(xi.weight), NOISE) - 1).to(like.dtype)
 
-    def generator_loss(self, z: Pair, xi: Batch) -> tuple[Tensor, Tensor]:
-        """What x descends, and the pictures it made."""
-        weight = xi.weight.to(z.x.dtype)
-        fake = self.G(z.x, self.noise(xi, z.x), weight)
-        return xi.mean(OBJECTIVES[self.objective](self.D(z.y, fake, weight)[:, 0])), fake
-
-    def f(self, z: Pair, xi: Batch, fake: Tensor) -> Tensor:
-        """What y ascends. Real and generated pictures go through D by themselves."""
-        weight, real = xi.weight.to(z.y.dtype), scaled(xi.rows["real"]).to(z.y.dtype)
-        right = logsigmoid(self.D(z.y, real, weight)) + logsigmoid(-self.D(z.y, fake, weight))
-        return xi.mean(right[:, 0])
-
     def field(self, z: Pair, xi: Batch) -> Pair:
-        def descends(x: Tensor) -> tuple[Tensor, Tensor]:
-            return self.generator_loss(Pair(x, z.y), xi)
+        """D sees real and generated pictures by themselves, and each once, for both players."""
+        weight, real = xi.weight.to(z.y.dtype), scaled(xi.rows["real"]).to(z.y.dtype)
+        noise = self.noise(xi, z.x)
 
-        def ascends(y: Tensor) -> Tensor:
-            return self.f(Pair(z.x, y), xi, fake)
+        def ascends(y: Tensor) -> tuple[Tensor, Tensor]:
+            def descends(x: Tensor) -> tuple[Tensor, Tensor]:
+                on_fake = self.D(y, self.G(x, noise, weight), weight).squeeze(1)
+                return xi.mean(OBJECTIVES[self.objective](on_fake)), on_fake
 
-        slope, fake = torch.func.grad(descends, has_aux=True)(z.x)
-        return Pair(slope, torch.func.grad(ascends)(z.y))
+            slope, on_fake = torch.func.grad(descends, has_aux=True)(z.x)
+            right = logsigmoid(self.D(y, real, weight).squeeze(1)) + logsigmoid(-on_fake)
+            return xi.mean(right), slope
+
+        climb, slope = torch.func.grad(ascends, has_aux=True)(z.y)
+        return Pair(slope, climb)
 
     # --- what it has learnt ---
 
@@ -198,12 +193,13 @@ class GAN:
             splits = scores.SPLITS[self.splits](len(features), 10)
             score = scores.inception_score(judge.probabilities(features), splits)
             found = {"inception_score": score, "frechet": distance}
-        return found | self._losses(z, torch.cat(fakes[: LOSS_ROWS // TOGETHER]))
+        return found | self.losses(z, torch.cat(fakes[: LOSS_ROWS // TOGETHER]))
 
-    def _losses(self, z: Pair, fake: Tensor) -> dict[str, float]:
+    def losses(self, z: Pair, fake: Tensor) -> dict[str, float]:
+        """What both players play for, on test rows and generated pictures."""
         real = scaled(self.data.test_inputs[:LOSS_ROWS].to(z.x.device))
         on_real, on_fake = (
-            torch.cat([self.D(z.y, some, _equal(some))[:, 0] for some in rows.split(TOGETHER)])
+            torch.cat([self.D(z.y, some, _equal(some)).squeeze(1) for some in rows.split(TOGETHER)])
             for rows in (real, fake)
         )
         return {
