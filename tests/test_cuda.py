@@ -232,7 +232,7 @@ def test_a_ray_workers_gpu_gives_the_same_answers():
     for clients in ([[0, 3, 5], [1, 2]], [[4, 7, 8], [2, 9]]):
         calls, extent = calls_of(study, lanes.completed, 0, 0, clients)
         kept = kept_by(lanes.memory, calls)
-        visits = visits_of(study, 0, send(study, lanes.server, 0), calls, kept)
+        visits = visits_of(study, send(study, lanes.server, 0), calls, kept)
         expected = study.ask(study.task(0), extent, visits)
         job = Job(study.algorithm, 0, 2, extent)
         answers, news = worker.ask(job, _arrays(visits.by_lane), _arrays(visits.rest))

@@ -190,7 +190,7 @@ def first_visits(study, lanes, phase=0):
     everyone = list(range(len(study.problem.federation)))
     calls, extent = calls_of(study, lanes.completed, 0, phase, [everyone for _ in study.seeds])
     down = send(study, lanes.server, phase)
-    return study.task(phase), extent, visits_of(study, phase, down, calls, None)
+    return study.task(phase), extent, visits_of(study, down, calls, None)
 
 
 def test_noise_is_shared_by_gradients_on_the_same_minibatch():

@@ -278,7 +278,7 @@ def test_a_worker_answers_and_tells_when_its_memory_runs_out(monkeypatch):
     lanes = begin(study)
     calls, extent = calls_of(study, lanes.completed, 0, 0, [[0, 3, 5], [1, 2]])
     kept = Pair(lanes.memory.x[calls.lane, calls.client], lanes.memory.y[calls.lane, calls.client])
-    visits = visits_of(study, 0, send(study, lanes.server, 0), calls, kept)
+    visits = visits_of(study, send(study, lanes.server, 0), calls, kept)
     expected = study.ask(study.task(0), extent, visits)
 
     def cramped(self, task, extent, visits):

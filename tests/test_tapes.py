@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedsaddle as fs
-from fedsaddle.engine import tapes, vectorised
+from fedsaddle.engine import recording, tapes, vectorised
 from fedsaddle.engine.rounds import begin, play, points
 from fedsaddle.problems import AUC
 from zoo import ALGORITHMS, quadratic
@@ -107,7 +107,7 @@ class Pictures:
 
 
 def record(work, *inputs):
-    return tapes.record(lambda inputs: work(*inputs), inputs)
+    return recording.record(lambda inputs: work(*inputs), inputs)
 
 
 X = torch.tensor([1.0, -2.0, 3.0])
@@ -122,7 +122,7 @@ def test_what_depends_on_values_is_not_recorded():
 
 
 def test_what_is_too_long_is_not_recorded(monkeypatch):
-    monkeypatch.setattr(tapes, "LONGEST", 3)
+    monkeypatch.setattr(recording, "LONGEST", 3)
     assert record(lambda x: x + 1 + 1 + 1, X) is not None
     assert record(lambda x: x + 1 + 1 + 1 + 1, X) is None
 
@@ -155,18 +155,18 @@ def test_a_replay_computes_anew(work):
 
 
 def test_an_input_may_come_twice():
-    tape = tapes.record(lambda pair: pair[0] - 2 * pair[1], (X, X))
+    tape = recording.record(lambda pair: pair[0] - 2 * pair[1], (X, X))
     assert torch.equal(tape((X, X + 1)), X - 2 * (X + 1))
 
 
 def test_a_tape_is_short():
     """Nothing is done twice, or without need, or that is known beforehand."""
-    recorder = tapes.Recorder([X])
+    recorder = recording.Recorder([X])
     with recorder:
         known = torch.arange(3) * 2
         unused = (X * 5).exp()  # noqa: F841
         result = (X * 3 + known) + (X * 3 + known)
-    steps, constants, _ = tapes.shortened(recorder, [recorder.slot(result)])
+    steps, constants, _ = recording.shortened(recorder, [recorder.slot(result)])
     assert [step.operation._schema.name for step in steps] == ["aten::mul", "aten::add", "aten::add"]
     assert len(constants) == 1
 

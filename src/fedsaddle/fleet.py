@@ -122,28 +122,29 @@ class Quorum:
 
 def invite(
     seeds: Tensor,
-    round: int,
-    phase: int,
+    round: int | Tensor,
+    phase: int | Tensor,
     clients: int,
     count: int,
-    weights: Tensor | None,
+    weights: Tensor | None = None,
     barred: Sequence[Collection[int]] = (),
 ) -> Tensor:
     """The clients (lane, count) that each lane invites: without replacement, uniformly or by weight.
 
-    Those that a lane has `barred` are passed over: they come last, where too few others are left.
+    Rounds and phases may be many, in dimensions before the lanes'. Those that a lane has `barred` are passed
+    over: they come last, where too few others are left.
     """
     key, most = draws.key(draws.COHORT, seeds, round, phase), max(map(len, barred), default=0)
-    drawn = min(clients, count + most)
+    drawn, keys = min(clients, count + most), key.flatten()
     chosen = (
-        draws.choose(key, clients, drawn) if weights is None else draws.choose_weighted(key, weights, drawn)
+        draws.choose(keys, clients, drawn) if weights is None else draws.choose_weighted(keys, weights, drawn)
     )
     if most:
         chosen = [
             sorted(own, key=lambda client: client in out)[:count]  # stable: the others stay in order
             for own, out in zip(chosen, barred, strict=True)
         ]
-    return torch.tensor(chosen)
+    return torch.tensor(chosen).reshape(*key.shape, -1)
 
 
 # --- fleets -------------------------------------------------------------------------------------------

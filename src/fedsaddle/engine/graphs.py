@@ -1,7 +1,7 @@
 """CUDA graphs: a computation is recorded once for each shape and then replayed without Python.
 
 Thousands of small kernels make up a round. Launched one by one they keep a GPU waiting for Python nearly
-all of the time; replayed as one graph they do not.
+all of the time; replayed as one graph they do not. What goes into the graph is a shortened tape.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
+
+from fedsaddle.engine.recording import record
 
 
 class Recording(NamedTuple):
@@ -44,10 +46,11 @@ class Graphs:
 
     def _record(self, work: Callable[[Any], Any], inputs: Any) -> Recording:
         places = tree_map(lambda value: value.to("cuda", copy=True), inputs)
-        # Libraries set themselves up on their first calls, which cannot be recorded.
+        # Libraries set themselves up on their first calls, which cannot be part of a graph.
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
+            work = record(work, places) or work
             work(places)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()

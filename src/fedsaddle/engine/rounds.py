@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -39,6 +39,7 @@ Ask = Callable[[Task, Extent, Visits], dict[str, Any]]
 CPU = torch.device("cpu")
 Refused = dict[tuple[int, int, int], str]  # (lane, phase, client): why its answer is refused, or LOST
 LOST = "lost"
+AHEAD = 256  # lanes' phases that are drawn for at once
 Meeting = list[Gathering]  # one phase, lane by lane
 NOBODY = Gathering([], [], [], {}, [], 0.0, Verdict.ABANDON, [])  # where a history has ended
 
@@ -76,7 +77,7 @@ class Calls(NamedTuple):
     answers: Tensor  # (lane,): how many it has; none for a lane that sits out
     t: Tensor  # (lane,): rounds completed before this one
     steps: Tensor  # (lane,)
-    round: Tensor
+    key: Tensor  # (lane,): what all draws of its clients come from
     corrupt: Tensor  # (visit,): whether its answer is spoilt
 
 
@@ -102,6 +103,7 @@ class Study:
     checks: Checks | None = None  # of answers; without them, what a client computes is taken as it is
     history: History | None = None  # if given, it decides who is invited and what becomes of the answers
     next_meetings: dict[Any, list[Meeting]] = field(default_factory=dict)
+    drawn: dict[str, tuple[int, Tensor]] = field(default_factory=dict)  # from which round on: see `ahead`
 
     @cached_property
     def federation(self) -> Federation:
@@ -109,7 +111,7 @@ class Study:
 
     @cached_property
     def lane_seeds(self) -> Tensor:
-        return torch.tensor(self.seeds, device=self.device)
+        return torch.tensor(self.seeds)
 
     @cached_property
     def kinds(self) -> list[dict[str, str]]:
@@ -139,7 +141,7 @@ class Study:
             calls = calls._replace(steps=calls.steps.clamp(max=1))  # one step tells what an answer holds
             down = send(self, lanes.server, number)
             floats = floats_down(phase, down)
-            visits = visits_of(self, number, down, calls, kept_by(lanes.memory, calls))
+            visits = visits_of(self, down, calls, kept_by(lanes.memory, calls))
             up = Loop()(self.task(number), extent, visits)["up"]
             result.append(Postage(floats, floats_up(phase, up)))
         return result
@@ -302,11 +304,8 @@ def gather(
     refused: Refused | None = None,
 ) -> Meeting:
     """Whom each lane invites, and how its wait for their answers ends."""
-    seeds = torch.tensor(study.seeds)
-    cohort = number if study.cohorts == "another" else 0
-    clients, count = len(study.problem.federation), study.quorum.invite
-    out = barred(study, strikes)
-    invited = invite(seeds, round, cohort, clients, count, study.weights, out)
+    seeds, out = study.lane_seeds, barred(study, strikes)
+    invited = invitations(study, round, number if study.cohorts == "another" else 0, out)
     delays = study.fleet.delays(seeds, round, number, invited, clock)
     twice: list[list[int]] = [[] for _ in study.seeds]
     why: list[dict[int, str]] = [{} for _ in study.seeds]
@@ -345,6 +344,28 @@ def gather(
             )
         )
     return meeting
+
+
+def invitations(study: Study, round: int, cohort: int, out: list[set[int]]) -> Tensor:
+    """Whom each lane invites: drawn for some rounds at once, unless it depends on odds or on answers."""
+    seeds, clients, count = study.lane_seeds, len(study.problem.federation), study.quorum.invite
+    if out or study.weights is not None:
+        return invite(seeds, round, cohort, clients, count, study.weights, out)
+    drawn = ahead(
+        study, "cohorts", round, lambda rounds, phases: invite(seeds, rounds, phases, clients, count)
+    )
+    return drawn[cohort]
+
+
+def ahead(study: Study, what: str, round: int, draw: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """What is drawn for a round, (phase, lane, ...): with those beside it, which costs no more than one."""
+    phases = len(study.algorithm.phases())
+    span = max(1, AHEAD // (len(study.seeds) * phases))
+    first = round - round % span
+    if study.drawn.get(what, (None,))[0] != first:
+        rounds = torch.arange(first, first + span)[:, None, None]
+        study.drawn[what] = first, draw(rounds, torch.arange(phases)[:, None])
+    return study.drawn[what][1][round - first]
 
 
 def marked(invited: Tensor, marks: Tensor) -> list[list[int]]:
@@ -431,47 +452,58 @@ def calls_of(
 ) -> tuple[Calls, Extent]:
     """The flat list of the clients that each lane asks, and how far the computation must reach."""
     counts = [len(clients) for clients in asked]
-    client = [number for clients in asked for number in clients]
+    client = torch.tensor([number for clients in asked for number in clients])
     phase = study.algorithm.phases()[number]
     steps = [phase.steps(0.0)] * len(study.seeds)
     if varied(phase):
-        chances = draws.uniform(draws.key(draws.STEPS, torch.tensor(study.seeds), round, number), 1)
+        chances = draws.uniform(draws.key(draws.STEPS, study.lane_seeds, round, number), 1)
         steps = [phase.steps(chance) for chance in chances.squeeze(-1).tolist()]
 
     walks = [own for own, count in zip(steps, counts, strict=True) if count]
     rows = int(study.problem.federation.sizes[client].max())
     extent = Extent(max(walks), rows, ragged=min(walks) < max(walks))
 
-    first = torch.tensor([0, *counts[:-1]]).cumsum(0)
-    place = first[:, None] + torch.arange(study.quorum.wanted)
-    lane = torch.repeat_interleave(torch.tensor(counts))
+    def keys(rounds: Tensor, phases: Tensor) -> Tensor:
+        return draws.key(draws.BATCHES, study.lane_seeds, rounds, phases)
+
+    lane, place, answers = layout(tuple(counts), study.quorum.wanted)
     host = Calls(
         lane,
-        torch.tensor(client),
-        place.clamp(max=len(client) - 1),
-        torch.tensor(counts),
+        client,
+        place,
+        answers,
         torch.tensor(completed),
         torch.tensor(steps),
-        torch.tensor(round),
-        corrupted(study, round, number, lane, torch.tensor(client)),
+        ahead(study, "keys", round, keys)[number],
+        corrupted(study, round, number, lane, client),
     )
-    calls: Calls = tree_map(lambda values: values.to(study.device, non_blocking=True), host)
-    return calls, extent
+    if study.device.type == "cpu":
+        return host, extent
+    return Calls(*(values.to(study.device, non_blocking=True) for values in host)), extent
+
+
+@lru_cache(maxsize=8)
+def layout(counts: tuple[int, ...], most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The lane of each visit, where each lane's answers are among the visits, and how many it has."""
+    answers = torch.tensor(counts)
+    first = answers.cumsum(0) - answers
+    place = (first[:, None] + torch.arange(most)).clamp(max=sum(counts) - 1)
+    return torch.repeat_interleave(answers), place, answers
 
 
 def corrupted(study: Study, round: int, number: int, lane: Tensor, client: Tensor) -> Tensor:
     """Which visits' answers are spoilt."""
     if study.faults is None:
         return torch.zeros(len(client), dtype=torch.bool)
-    return study.faults.corrupted(torch.tensor(study.seeds)[lane], round, number, client)
+    return study.faults.corrupted(study.lane_seeds[lane], round, number, client)
 
 
 def exchange(
     study: Study, number: int, extent: Extent, server: Any, calls: Calls, kept: Pair | None
 ) -> dict[str, Any]:
-    """One phase: send, ask, merge. The `server` after it, which lanes are `finite`, what clients `keep`.
+    """One phase: send, ask, merge. The `server` after it, and what clients `keep`.
 
-    If answers are checked, the `verdict` on each.
+    If answers are checked, the `verdict` on each; after the last phase, which lanes are `finite`.
     """
     limits = {} if study.checks is None else bounds(study.checks.norm, study.kinds[number])
     looked_at = study.faults is not None or study.checks is not None
@@ -480,7 +512,7 @@ def exchange(
 
     def visits_in(inputs: dict[str, Any]) -> Visits:
         down = send(study, inputs["server"], number)
-        return visits_of(study, number, down, inputs["calls"], inputs.get("kept"))
+        return visits_of(study, down, inputs["calls"], inputs.get("kept"))
 
     def ask(visits: Visits) -> dict[str, Any]:
         return study.ask(task, extent, visits)
@@ -498,8 +530,9 @@ def exchange(
             answers["verdict"] = judge(up, sent, limits)
         merged = merge(study, server, number, calls, up)
         server = choose(calls.answers > 0, merged, server)
-        finite = torch.isfinite(server.z.x).all(-1) & torch.isfinite(server.z.y).all(-1)
-        return {"server": server, "finite": finite, **answers}
+        if number == len(study.algorithm.phases()) - 1:
+            answers["finite"] = torch.isfinite(server.z.x).all(-1) & torch.isfinite(server.z.y).all(-1)
+        return {"server": server, **answers}
 
     inputs = {"server": server, "calls": calls} | ({} if kept is None else {"kept": kept})
     if graphs is None:
@@ -516,11 +549,7 @@ def exchange(
             piece = vectorised.piece(task, extent, lambda: visits_in(inputs), most, graphs.workers)
         visits = -(-real // piece) * piece
         visits = visits if isinstance(graphs, Tapes) else min(most, visits)
-        pad = torch.arange(visits, device=study.device).clamp(max=real - 1)  # the last visit again and again
-        lane, client, corrupt = (values[pad] for values in (calls.lane, calls.client, calls.corrupt))
-        own = {**inputs, "calls": calls._replace(lane=lane, client=client, corrupt=corrupt)}
-        if kept is not None:
-            own["kept"] = Pair(kept.x[pad], kept.y[pad])
+        own = inputs if visits == real else padded(inputs, visits)
         if isinstance(graphs, Tapes) and piece < visits:
             shape = (number, extent, piece)
             return work(own, lambda visits: graphs.pieces(shape, ask, visits, piece))
@@ -533,6 +562,15 @@ def exchange(
     if "keep" in after:
         after["keep"] = Pair(after["keep"].x[:real], after["keep"].y[:real])
     return after
+
+
+def padded(inputs: dict[str, Any], visits: int) -> dict[str, Any]:
+    """What a phase is given, with its last visit again and again until there are so many."""
+    calls, kept = inputs["calls"], inputs.get("kept")
+    place = torch.arange(visits, device=calls.lane.device).clamp(max=len(calls.lane) - 1)
+    lane, client, corrupt = (values[place] for values in (calls.lane, calls.client, calls.corrupt))
+    more = {} if kept is None else {"kept": Pair(kept.x[place], kept.y[place])}
+    return {**inputs, "calls": calls._replace(lane=lane, client=client, corrupt=corrupt), **more}
 
 
 def roomy(phase: Phase, extent: Extent, longest: int) -> Extent:
@@ -558,12 +596,11 @@ def send(study: Study, server: Any, number: int) -> Message:
     return message
 
 
-def visits_of(study: Study, number: int, down: Message, calls: Calls, kept: Pair | None) -> Visits:
+def visits_of(study: Study, down: Message, calls: Calls, kept: Pair | None) -> Visits:
     """Who is asked, and all that is sent."""
     dtype = next(iter(down.values())).x.dtype
     by_lane = {"hyper": study.hyper, "down": down, "t": calls.t.to(dtype), "steps": calls.steps}
-    seeds = study.lane_seeds[calls.lane]
-    key = draws.key(draws.BATCHES, seeds, calls.round, number, calls.client)
+    key = draws.fold(calls.key[calls.lane], calls.client)
     return Visits(by_lane, calls.lane, calls.client, key, kept)
 
 

@@ -119,7 +119,7 @@ class Lane:
         """What goes `up` and what to `keep`, as the simulator's loop over single clients computes it."""
         calls, extent = calls_of(self.study, [t], round, phase, [[client]])
         stacked = {name: _stack(pair) for name, pair in down.items()}
-        visits = visits_of(self.study, phase, stacked, calls, None if kept is None else _stack(kept))
+        visits = visits_of(self.study, stacked, calls, None if kept is None else _stack(kept))
         after = Loop()(self.study.task(phase), extent, visits)
         keep = after.get("keep")
         return _first(after["up"]), None if keep is None else Pair(keep.x[0], keep.y[0])

@@ -252,7 +252,7 @@ class AUC(Measured):
     def _scores(self, weights: Tensor, inputs: Tensor) -> Tensor:
         outputs = self.model(weights, scaled(inputs))
         if self.scoring == "sigmoid":
-            return torch.sigmoid(outputs[:, 0])
+            return torch.sigmoid(outputs.squeeze(1))
         # The authors' release scores by the second of ten classes, after a ReLU on LeNet's outputs. If all
         # ten come to lie below zero, every score is the same and no gradient is left: the run has died.
         if self.network == "lenet5":
@@ -265,9 +265,10 @@ class AUC(Measured):
 
     def objective(self, s: Tensor, positive: Tensor, a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
         """F of each row, from its score."""
-        p, one, zero = self.p, positive.to(s.dtype), (~positive).to(s.dtype)
-        squares = (1 - p) * (s - a) ** 2 * one + p * (s - b) ** 2 * zero
-        return squares + 2 * (1 + alpha) * s * (p * zero - (1 - p) * one) - p * (1 - p) * alpha**2
+        p = self.p
+        one, zero = (1 - p) * positive.to(s.dtype), p * (~positive).to(s.dtype)
+        squares = (one + zero) * (s - torch.where(positive, a, b)) ** 2
+        return squares + 2 * (1 + alpha) * s * (zero - one) - p * (1 - p) * alpha**2
 
     def loss(self, z: Pair, xi: Batch) -> Tensor:
         weights, a, b = z.x.split([self.model.size, 1, 1])  # in one go, whose gradient is one copy

@@ -1,0 +1,428 @@
+"""Recording: what a computation does, as a list of PyTorch's own operations on plain tensors.
+
+A round is thousands of small operations, and under vmap and grad each passes through more Python than it
+computes. What comes out below is written down once, and shortened: without what is the same in every replay,
+is done twice, or is needed by nobody. The results keep their bits. TorchScript's interpreter plays it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.jit._fuser import optimized_execution
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils.weak import WeakIdKeyDictionary
+
+LONGEST = 50_000  # operations; a longer computation is not recorded
+SMALL = 1 << 20  # bytes of a value that is kept instead of being computed in every replay
+
+_aten = torch.ops.aten
+SELECT = _aten.select.int
+PARTS = {SELECT, _aten.slice.Tensor}
+VIEWS = {_aten.view.default, _aten._unsafe_view.default}
+FILLS = {_aten.ones_like.default, _aten.zeros_like.default}  # whatever is in their argument
+UNITS = {(_aten.pow.Tensor_Scalar, 1.0), (_aten.mul.Scalar, 1)}  # that give back what they are given
+EXACT = {  # element by element, and correctly rounded
+    _aten._to_copy.default,
+    _aten.add.Tensor,
+    _aten.bitwise_not.default,
+    _aten.mul.Tensor,
+    _aten.neg.default,
+    _aten.sub.Tensor,
+}
+
+
+class Slot(int):
+    """The number of a tensor on a tape."""
+
+
+class Number(NamedTuple):
+    """A plain number where an operation takes a tensor, and the type it is computed in."""
+
+    value: float
+    dtype: torch.dtype
+
+
+class Look(NamedTuple):
+    """How a tensor lies in its memory."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def kind(self) -> Hashable:
+        """What it holds, however it lies."""
+        return (self.shape, self.dtype, self.device)
+
+
+class Step(NamedTuple):
+    """One operation."""
+
+    operation: Any
+    given: list[Any]  # its arguments, flat: slots and plain values
+    shape: TreeSpec  # of the arguments
+    made: list[Slot | None]  # None where it makes nothing, as of a gradient that is not wanted
+
+    @property
+    def slots(self) -> list[Slot]:
+        return [value for value in self.given if isinstance(value, Slot)]
+
+    @property
+    def results(self) -> list[Slot]:
+        return [slot for slot in self.made if slot is not None]
+
+    @property
+    def name(self) -> Hashable:
+        """What is done to what. The type tells 1 from 1.0 and from a slot."""
+        return (self.operation, str(self.shape), *((type(v), str(v)) for v in self.given))
+
+    @property
+    def pure(self) -> bool:
+        seeded = torch.Tag.nondeterministic_seeded in self.operation.tags
+        return not seeded and not self.operation._schema.is_mutable
+
+    def run(self, known: dict[Slot, Tensor]) -> dict[Slot, Tensor]:
+        plain = [_value(known[v] if isinstance(v, Slot) else v) for v in self.given]
+        args, kwargs = tree_unflatten(plain, self.shape)
+        found = zip(self.made, tree_leaves(self.operation(*args, **kwargs)), strict=True)
+        return {slot: value for slot, value in found if slot is not None}
+
+
+class Recorder(TorchDispatchMode):
+    """Writes down every operation that is done while it is on."""
+
+    def __init__(self, inputs: list[Tensor]) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+        self.outside: dict[Slot, Tensor] = {}  # tensors that were there before, but are not inputs
+        self.memory: list[Slot] = []  # of each slot, the first one in the same memory
+        self.looks: list[Look] = []
+        self.overwritten: set[Slot] = set()  # memory that some operation writes to
+        self.usable = True
+        self._slots = WeakIdKeyDictionary()
+        self.inputs = [self._new(value) for value in inputs]
+        self._varying = set(self.inputs)
+
+    def slot(self, tensor: Tensor) -> Slot:
+        slot: Slot | None = self._slots.get(tensor)
+        if slot is None:
+            slot = self._new(tensor)
+            self.outside[slot] = tensor
+        return slot
+
+    def _new(self, tensor: Tensor, beside: Slot | None = None) -> Slot:
+        look = Look(
+            tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype, tensor.device
+        )
+        slot = self._slots[tensor] = self.another(look, beside)
+        return slot
+
+    def another(self, look: Look, beside: Slot | None = None) -> Slot:
+        """A new slot, in memory of its own or beside another."""
+        slot = Slot(len(self.memory))
+        self.memory.append(slot if beside is None else self.memory[beside])
+        self.looks.append(look)
+        return slot
+
+    def stand_in(self, slot: Slot) -> Tensor:
+        """Something of the same shape and kind."""
+        look = self.looks[slot]
+        return torch.empty_strided(look.shape, look.stride, dtype=look.dtype, device=look.device)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        leaves, shape = tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        taken = [self.slot(tensor) for tensor in tensors]
+        result = func(*args, **kwargs)
+        made = tree_leaves(result)
+
+        varies = not self._varying.isdisjoint(taken)
+        if (varies and _looks(func, tensors)) or len(self.steps) == LONGEST:
+            self.usable = False
+        if torch.Tag.inplace_view in func.tags:  # the memory stays as it is, so it is a view like others
+            func = getattr(getattr(_aten, func._schema.name[6:-1]), func._overloadname)
+        schema = func._schema
+        named = [*zip(schema.arguments, args, strict=False)]
+        for argument, value in named:
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
+                self.overwritten.add(self.memory[self._slots[value]])
+        outs: list[Slot | None] = []
+        for tensor in made:
+            if not isinstance(tensor, Tensor):
+                outs.append(None)
+                continue
+            old = self._slots.get(tensor) if schema.is_mutable else None
+            home = tensor.untyped_storage()._cdata
+            beside = next(
+                (s for s, t in zip(taken, tensors, strict=True) if t.untyped_storage()._cdata == home), None
+            )
+            outs.append(self._new(tensor, beside) if old is None else old)
+        if varies:
+            self._varying.update(slot for slot in outs if slot is not None)
+            self._varying.update(s for s in taken if self.memory[s] in self.overwritten)
+        numbers = {
+            place: Number(value, _dtype(value, tensors, made))
+            for place, (argument, value) in enumerate(named)
+            if isinstance(value, int | float) and str(argument.type) == "Tensor"
+        }
+        if numbers:
+            args = tuple(numbers.get(place, value) for place, value in enumerate(args))
+            leaves, shape = tree_flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, Number))
+        before = {id(tensor): slot for tensor, slot in zip(tensors, taken, strict=True)}
+        given = [before[id(leaf)] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.steps.append(Step(func, given, shape, outs))
+        return result
+
+
+def _value(value: Any) -> Any:
+    return value.value if isinstance(value, Number) else value
+
+
+def _dtype(value: float, tensors: list[Tensor], made: list[Tensor]) -> torch.dtype:
+    """What PyTorch computes in when it meets a plain number."""
+    if made[0].dtype != torch.bool:
+        return made[0].dtype
+    if not tensors or (isinstance(value, float) and not tensors[0].is_floating_point()):
+        return torch.get_default_dtype() if isinstance(value, float) else torch.int64
+    return torch.int64 if tensors[0].dtype == torch.bool and not isinstance(value, bool) else tensors[0].dtype
+
+
+def _looks(func: Any, tensors: list[Tensor]) -> bool:
+    """Whether what comes next depends on values, or on places in memory, and not only on shapes."""
+    if func is _aten.as_strided.default:
+        return True
+    if func is torch.ops.aten.index.Tensor:
+        return any(index.dtype in (torch.bool, torch.uint8) for index in tensors[1:])
+    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
+
+
+def shortened(tape: Recorder, wanted: list[Slot]) -> tuple[list[Step], dict[Slot, Tensor], list[Slot]]:
+    """The steps that a replay needs, what it finds there already, and where its results are.
+
+    The results keep their bits: what is left out is known before, or the same as something else.
+    """
+    known, same, steps = dict[Slot, Tensor](), dict[Slot, Slot](), list[Step]()
+    # By where it lies, by what it holds if that is known, and by how it is made.
+    seen: dict[Hashable, Slot] = {(tape.memory[slot], tape.looks[slot]): slot for slot in tape.inputs}
+    for slot, value in tape.outside.items():
+        known[slot] = value
+        if value.nbytes <= SMALL and tape.memory[slot] not in tape.overwritten:
+            same[slot] = seen.setdefault(_contents(value), slot)
+    for step in tape.steps:
+        step = _renamed(step, same, tape)
+        touched = {tape.memory[slot] for slot in (*step.slots, *step.results)}
+        if not step.pure or not touched.isdisjoint(tape.overwritten):
+            steps.append(step)
+            continue
+        blank = {slot: tape.stand_in(slot) for slot in step.slots} if step.operation in FILLS else {}
+        if all(slot in known for slot in step.slots) or blank:
+            found = step.run(known | blank)
+            if sum(value.nbytes for value in found.values()) <= SMALL:
+                known |= found
+                same |= {slot: seen.setdefault(_contents(value), slot) for slot, value in found.items()}
+                continue
+        for place, slot in enumerate(step.results):
+            where, how = (tape.memory[slot], tape.looks[slot]), (step.name, place)
+            twins = (seen.get(where), seen.get(how), _copied(step, slot, tape), slot)
+            same[slot] = seen[where] = seen[how] = next(twin for twin in twins if twin is not None)
+        if any(same[slot] == slot for slot in step.results):
+            steps.append(step)
+    wanted = [same.get(slot, slot) for slot in wanted]
+    steps = _needed(_together(_needed(steps, wanted), tape), wanted)
+    used = {slot for step in steps for slot in step.slots} | set(wanted)
+    return steps, {slot: value for slot, value in known.items() if slot in used}, wanted
+
+
+def _renamed(step: Step, same: dict[Slot, Slot], tape: Recorder) -> Step:
+    """The step with what its arguments are the same as. That may lie in memory in another way."""
+    given = [same.get(v, v) if isinstance(v, Slot) else v for v in step.given]
+    if step.operation in VIEWS and tape.looks[given[0]] != tape.looks[step.given[0]]:
+        return step._replace(operation=_aten.reshape.default, given=given)
+    return step._replace(given=given)
+
+
+def _contents(value: Tensor) -> Hashable:
+    bits = value.cpu().contiguous().numpy().tobytes()
+    return (value.device, value.dtype, tuple(value.shape), value.stride(), bits)
+
+
+def _copied(step: Step, result: Slot, tape: Recorder) -> Slot | None:
+    """The argument that the result is a mere copy of."""
+    name, slots = step.operation, step.slots
+    copied = (
+        (name, *step.given[1:]) in UNITS
+        or (name is _aten.where.self and len(slots) == 3 and slots[1] == slots[2])
+        or (name is _aten.cat.default and len(slots) == 1)
+    )
+    alike = copied and tape.looks[slots[-1]].kind == tape.looks[result].kind
+    return slots[-1] if alike else None
+
+
+def _needed(steps: list[Step], wanted: list[Slot]) -> list[Step]:
+    """Without those whose results nobody uses."""
+    needed, kept = set(wanted), list[Step]()
+    for step in reversed(steps):
+        if step.operation._schema.is_mutable or not needed.isdisjoint(step.results):
+            needed.update(step.slots)
+            kept.append(step)
+    return kept[::-1]
+
+
+def _together(steps: list[Step], tape: Recorder) -> list[Step]:
+    """What is done to each part of a tensor by itself, such as to every minibatch, is done to the whole.
+
+    Only operations whose rounding does not depend on what they compute beside.
+    """
+    parts = [
+        step
+        for step in steps
+        if step.operation in PARTS and tape.memory[step.slots[0]] not in tape.overwritten
+    ]
+    places = Counter(tuple(step.given[:2]) for step in parts if step.operation is SELECT)
+    cut = {source for (source, along), count in places.items() if count == tape.looks[source].shape[along]}
+    part_of = {}  # a slot: the tensor it is a part of, and the step that takes the part
+    wholes: dict[Hashable, Slot] = {}
+    apart = set[Slot]()  # what used to lie in memory of its own, without gaps
+    result = list[Step]()
+    for step in steps:
+        if step.operation in PARTS and step.given[0] in cut:
+            part_of[step.results[0]] = step
+        if step.operation in VIEWS and step.given[0] in apart:
+            step = step._replace(operation=_aten.reshape.default)
+            apart.update(step.results)
+        taken = [part_of[slot] for slot in step.slots if slot in part_of]
+        if step.operation in EXACT and taken and len(taken) == len(step.slots):
+            sources = iter([part.given[0] for part in taken])
+            joint = step._replace(given=[next(sources) if isinstance(v, Slot) else v for v in step.given])
+            whole = tape.looks[taken[0].given[0]]._replace(dtype=tape.looks[step.results[0]].dtype)
+            alike = {(part.operation, *part.given[1:], tape.looks[part.given[0]].shape) for part in taken}
+            if len(alike) == 1 and math.prod(whole.shape) * whole.dtype.itemsize <= SMALL:
+                if joint.name not in wholes:
+                    wholes[joint.name] = tape.another(whole)
+                    cut.add(wholes[joint.name])
+                    result.append(joint._replace(made=[wholes[joint.name]]))
+                step = taken[0]._replace(given=[wholes[joint.name], *taken[0].given[1:]], made=step.made)
+                part_of[step.results[0]] = step
+                apart.update(step.results)
+        result.append(step)
+    return result
+
+
+def interpreted(inputs: list[Slot], steps: list[Step], wanted: list[Slot]) -> Callable[..., Any]:
+    """The steps as a function of TorchScript."""
+    graph: Any = torch._C.Graph()
+    constants: dict[Any, Any] = {}
+    tensor = torch._C.TensorType.get()
+    values = {slot: graph.addInput() for slot in inputs}
+
+    def insert(kind: str, given: list[Any], made: int = 1) -> Any:
+        node = graph.create(kind, given, made)
+        graph.insertNode(node)
+        return node
+
+    def constant(value: Any) -> Any:
+        if isinstance(value, Number):
+            value = torch.tensor(value.value, dtype=value.dtype)
+        if isinstance(value, torch.memory_format | torch.layout):
+            value = _CODES[value]
+        name = (type(value), str(value), getattr(value, "dtype", None))
+        if name not in constants:
+            constants[name] = graph.insertConstant(value)
+        return constants[name]
+
+    def argument(type: Any, value: Any) -> Any:
+        if isinstance(value, Slot):
+            return values[value]
+        if isinstance(value, list | tuple) and not isinstance(value, Number):
+            type = type.getElementType() if type.kind() == "OptionalType" else type
+            if not value or any(isinstance(part, Slot) for part in value):
+                listed = insert("prim::ListConstruct", [argument(type, part) for part in value]).output()
+                listed.setType(type)
+                return listed
+            return constant(list(value))
+        return constant(value)
+
+    for step in steps:
+        args, kwargs = tree_unflatten(step.given, step.shape)
+        schema = step.operation._schema
+        told = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+        node = insert(
+            schema.name,
+            [argument(own.type, told.get(own.name, own.default_value)) for own in schema.arguments],
+            len(schema.returns),
+        )
+        if len(schema.returns) == 1 and schema.returns[0].type.kind() == "ListType":
+            node.output().setType(torch._C.ListType(tensor))
+            node = insert("prim::ListUnpack", [node.output()], len(step.made))
+        values |= {
+            slot: value for slot, value in zip(step.made, node.outputs(), strict=True) if slot is not None
+        }
+    result = insert("prim::TupleConstruct", [values[slot] for slot in wanted]).output()
+    result.setType(torch._C.TupleType([tensor] * len(wanted)))
+    graph.registerOutput(result)
+    function: Callable[..., Any] = torch._C._create_function_from_graph("tape", graph)
+    return function
+
+
+_CODES: dict[Any, int] = {
+    torch.strided: 0,
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+
+
+@dataclass(frozen=True)
+class Tape:
+    function: Callable[..., Any]
+    known: list[Tensor]
+    results: Any  # what comes out, with None for its tensors
+
+    def __call__(self, inputs: Any) -> Any:
+        # As recorded: the interpreter's own improvements would begin only at the third replay.
+        with torch.inference_mode(), optimized_execution(False):
+            found = self.function(*_tensors(inputs), *self.known)
+        return _rebuilt(self.results, iter([value.clone() for value in found]))  # fit for gradients again
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    """As `tree_leaves`, for what rounds are made of, in a fraction of its time."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def _rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
+    if like is None:
+        return next(tensors)
+    if isinstance(like, dict):
+        return {name: _rebuilt(part, tensors) for name, part in like.items()}
+    parts = [_rebuilt(part, tensors) for part in like]
+    return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
+
+
+def record(work: Callable[[Any], Any], inputs: Any) -> Tape | None:
+    """A tape of work(inputs), or None if it cannot be recorded."""
+    inputs = tree_map(Tensor.clone, inputs)  # two inputs may be the same tensor
+    recorder = Recorder(_tensors(inputs))
+    with torch.no_grad(), recorder:
+        found = work(inputs)
+    if not recorder.usable:
+        return None
+    with torch.no_grad():
+        steps, known, wanted = shortened(recorder, [recorder.slot(value) for value in _tensors(found)])
+    function = interpreted([*recorder.inputs, *known], steps, wanted)
+    return Tape(function, [*known.values()], tree_map(lambda _: None, found))
