@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 import fedsaddle as fs
 from fedsaddle import draws
 from fedsaddle.core import Pair
+from fedsaddle.engine import graphs
 from fedsaddle.engine.course import metrics_at
 from fedsaddle.engine.ray import Job, Worker, _arrays
 from fedsaddle.engine.rounds import begin, calls_of, kept_by, play, points, send, visits_of
@@ -195,18 +196,22 @@ def test_when_a_gpu_runs_out_of_memory_smaller_parts_are_computed(captured):
 
 def test_memory_that_runs_out_in_a_recording_is_no_end(monkeypatch):
     """Memory that was enough before a recording need not be enough in it."""
-    problem, ask = quadratic(), fs.Vectorised._ask
+    problem, ask, record = quadratic(), fs.Vectorised(), graphs.record
     _, expected = run(problem, ALGORITHMS["codasca"], device="cuda")
 
-    def cramped(self, task, extent, visits):
-        answers = ask(self, task, extent, visits)
-        if torch.cuda.is_current_stream_capturing() and len(visits) > 3:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return answers
+    def cramped(work, inputs):
+        tape = record(work, inputs)
 
-    monkeypatch.setattr(fs.Vectorised, "_ask", cramped)
-    study, lanes = run(problem, ALGORITHMS["codasca"], device="cuda")
-    assert study.ask._at_once <= 3
+        def play(places):
+            if torch.cuda.is_current_stream_capturing() and ask._at_once > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return tape(places)
+
+        return play
+
+    monkeypatch.setattr(graphs, "record", cramped)
+    _, lanes = run(problem, ALGORITHMS["codasca"], device="cuda", ask=ask)
+    assert ask._at_once <= 3
     assert_same(lanes, expected, 1e-10)
 
 
@@ -239,8 +244,8 @@ def test_a_ray_workers_gpu_gives_the_same_answers():
         assert news is None
         found = tree_map(torch.tensor, answers)
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
-    ((_, graphs),) = worker.engines.values()
-    assert graphs._recordings
+    ((_, recorded),) = worker.engines.values()
+    assert recorded._recordings
 
 
 # Deterministic, in a process of its own: cuBLAS must hear of it before it is first used.

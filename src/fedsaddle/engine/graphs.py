@@ -20,6 +20,7 @@ class Recording(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: Any  # where it reads from
     outputs: Any  # where it writes to
+    work: Any  # what it was made of, which holds the constants that it reads
 
 
 class Graphs:
@@ -57,4 +58,4 @@ class Graphs:
         with torch.cuda.graph(graph, pool=self._pool):
             outputs = work(places)
         self._pool = graph.pool()
-        return Recording(graph, places, outputs)
+        return Recording(graph, places, outputs, work)
