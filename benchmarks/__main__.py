@@ -85,7 +85,7 @@ def measure(
     """All contenders on one workload."""
     folder = rivals.CACHE / "order"
     shutil.rmtree(folder, ignore_errors=True)
-    write(workload, folder, WARM + rounds)
+    write(workload, folder, WARM + rounds * workload.times)
     entered = contenders(workload, pythons)
     answers: list[list[dict[str, Any]]] = [[] for _ in entered]
     for _ in range(repeats):
@@ -135,7 +135,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--workload", action="append", help="those whose name contains this; may be repeated")
-    parser.add_argument("--rounds", type=int, default=10, help="timed rounds of each process")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=10,
+        help="timed rounds of each process; ten times as many, if they are short",
+    )
     parser.add_argument("--repeats", type=int, default=3, help="times that the contenders take turns")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     given = parser.parse_args()

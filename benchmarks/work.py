@@ -73,10 +73,7 @@ class Order:
 
     def model(self) -> Any:
         """The model at its starting point."""
-        model = MODELS[self.rule["model"]](self.rule).to(self.device)
-        for layer in model.modules():  # FedSaddle's own convolutions are for FedSaddle
-            for kind in (nn.Conv2d, nn.ConvTranspose2d, nn.MaxPool2d):
-                layer.__class__ = kind if isinstance(layer, kind) else layer.__class__
+        model = pytorchs(MODELS[self.rule["model"]](self.rule)).to(self.device)
         for player, name in ((model.descending(), "x"), (model.ascending(), "y")):
             nn.utils.vector_to_parameters(self.tensor(name), player)
         return model
@@ -89,13 +86,13 @@ def scaled(inputs: Tensor) -> Tensor:
 # --- the models, as anybody would write them ---------------------------------------------------------------
 
 
-def pytorchs(network: nn.Module) -> nn.Module:
-    """The network with PyTorch's own convolutions: those of the engine are made for many networks at once."""
-    for layer in network.modules():
-        for own in (nn.Conv2d, nn.ConvTranspose2d):
+def pytorchs(model: nn.Module) -> Any:
+    """The model with PyTorch's own layers: the engine's are made for many networks at once."""
+    for layer in model.modules():
+        for own in (nn.Conv2d, nn.ConvTranspose2d, nn.MaxPool2d):
             if isinstance(layer, own):
                 layer.__class__ = own
-    return network
+    return model
 
 
 class AUC(nn.Module):
@@ -108,7 +105,7 @@ class AUC(nn.Module):
             "logistic": lambda: networks.logistic(rule["features"]),
             "mlp": lambda: networks.mlp(rule["features"]),
         }
-        self.network = pytorchs(build[rule["network"]]())
+        self.network = build[rule["network"]]()
         self.ab, self.alpha = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
         self.p = rule["p"]
 
@@ -161,7 +158,7 @@ class GAN(nn.Module):
 
     def __init__(self, rule: dict[str, Any]) -> None:
         super().__init__()
-        self.G, self.D = pytorchs(networks.mnist_generator()), pytorchs(networks.mnist_discriminator())
+        self.G, self.D = networks.mnist_generator(), networks.mnist_discriminator()
 
     def descending(self) -> list[nn.Parameter]:
         return list(self.G.parameters())

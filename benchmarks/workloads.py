@@ -64,6 +64,7 @@ class Workload:
     loop: bool = True  # whether the plain loop runs it too
     rivals: bool = False  # whether pfl-research and Flower do
     only: str | None = None  # a device, if it is not for both
+    times: int = 1  # how many rounds are timed for one of another workload: more, if they are short
 
     def study(self, lanes: int = 1, device: str = "cpu") -> Study:
         return fs.make_study(
@@ -160,9 +161,18 @@ WORKLOADS = [
     Workload("auc-mnist cdma-ada", auc_mnist, ADA(0.1, 0.1, 1.0, 0.2, K=12), 8),
     Workload("auc-mnist cdma-nc", auc_mnist, NC(0.1, 0.1, K=12), 16, rivals=True),
     Workload(
-        "logistic-digits cdma-ada", logistic_digits, ADA(0.2, 0.2, 1.0, 0.2, K=5), 8, 5, lanes=(1, 8, 32)
+        "logistic-digits cdma-ada", logistic_digits, ADA(0.2, 0.2, 1.0, 0.2, K=5), 8, 5, (1, 8, 32), times=10
     ),
-    Workload("logistic-digits cdma-nc", logistic_digits, NC(0.1, 0.1, K=5), 16, 5, (1, 8, 32), rivals=True),
+    Workload(
+        "logistic-digits cdma-nc",
+        logistic_digits,
+        NC(0.1, 0.1, K=5),
+        16,
+        5,
+        (1, 8, 32),
+        rivals=True,
+        times=10,
+    ),
     Workload(
         "robust-mnist cdma-ada", robust_mnist, ADA(0.01, 0.1, 1.0, 0.2, K=12), 8, metric="test_accuracy"
     ),
@@ -185,6 +195,7 @@ WORKLOADS = [
             lanes=(1,),
             metric="residual",
             loop=False,
+            times=10,
         )
         for clients in (500, 10_000, 1_000_000)
     ),
