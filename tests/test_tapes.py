@@ -1,6 +1,7 @@
 """A tape replays what was recorded to the last bit, and what depends on values is not recorded."""
 
 import dataclasses
+import random
 
 import pytest
 import torch
@@ -154,6 +155,61 @@ def test_a_replay_computes_anew(work):
         torch.testing.assert_close(tape((other,)), work(other), rtol=0.0, atol=0.0, check_dtype=True)
 
 
+# What a random program does to a tensor (4, ...), another one and a place: views, copies, parts, writes.
+MOVES = (
+    lambda t, other, place: t.mT,
+    lambda t, other, place: t.mT.mT * other.reshape(t.shape),
+    lambda t, other, place: t.reshape(4, -1).reshape(4, *((2, 3), (3, 2), (6, 1), (1, 6))[place]),
+    lambda t, other, place: (t * 1, t**1.0, torch.where(t > 0, t, t), torch.cat([t]))[place],
+    lambda t, other, place: torch.stack([t[number] * 2 - 0.5 for number in range(4)]),
+    lambda t, other, place: torch.stack([(t[number] + 1).sum() * t[number] for number in range(4)]),
+    lambda t, other, place: torch.stack([less(t[n], other[n]).view(-1) for n in range(4)]).reshape(t.shape),
+    lambda t, other, place: torch.stack([(-part).reshape(-1) for part in t]).reshape(t.shape),
+    lambda t, other, place: torch.cat([*((part + 1)[None] for part in t), t[1:] * 2])[3:7].reshape(t.shape),
+    lambda t, other, place: t.index_fill(0, torch.tensor([place]), 0.25),
+    lambda t, other, place: torch.stack([part.clone().add_(place).reshape(t[0].shape) for part in t]),
+    lambda t, other, place: t.clone().unsqueeze_(1).mul_(t[:, None]).squeeze_(1),
+    lambda t, other, place: (torch.ones_like(t) + torch.zeros_like(t.mT).mT) * t,
+    lambda t, other, place: torch.func.grad(lambda w: (w * w.detach().mT.mT).sin().sum())(t),
+    lambda t, other, place: torch.func.vmap(lambda part: part * 3 - part.sum())(t),
+    lambda t, other, place: written_to(t, place),
+)
+
+
+def some_program(seed):
+    def work(x):
+        luck, pool = random.Random(seed), [x, x.mT, torch.linspace(-1, 1, 24).reshape(4, 2, 3)]
+        for _ in range(14):
+            move, t, other = luck.choice(MOVES), luck.choice(pool), luck.choice(pool)
+            pool.append(move(t, other, luck.randrange(4)))
+        return pool[-6:]
+
+    return work
+
+
+def less(t, other):
+    return t.contiguous() - other.reshape(t.shape)
+
+
+def written_to(t, place):
+    """One part is overwritten after it was copied and looked at."""
+    parts = [t[number] * 2 for number in range(4)]
+    seen = parts[place] + 1
+    parts[place][0] = 7
+    return torch.stack(parts) + seen
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_random_programs_keep_their_bits(seed):
+    luck = torch.Generator().manual_seed(seed)
+    work = some_program(seed)
+    tape = record(work, torch.randn(4, 2, 3, generator=luck))
+    assert tape is not None
+    for _ in range(2):
+        x = torch.randn(4, 2, 3, generator=luck)
+        torch.testing.assert_close(tape((x,)), work(x), rtol=0.0, atol=0.0, equal_nan=True)
+
+
 def test_an_input_may_come_twice():
     tape = recording.record(lambda pair: pair[0] - 2 * pair[1], (X, X))
     assert torch.equal(tape((X, X + 1)), X - 2 * (X + 1))
@@ -169,6 +225,26 @@ def test_a_tape_is_short():
     steps, constants, _ = recording.shortened(recorder, [recorder.slot(result)])
     assert [step.operation._schema.name for step in steps] == ["aten::mul", "aten::add", "aten::add"]
     assert len(constants) == 1
+
+
+def test_a_gradient_needs_no_loss():
+    """Nor are minibatches scaled one by one."""
+    rows = torch.arange(24, dtype=torch.uint8).reshape(4, 6)
+
+    def work(x):
+        own = rows + x[0].to(torch.uint8)
+        for number in range(4):
+            mean = (own[number].float() - 2).mean()
+            x = x - torch.func.grad(lambda w, mean=mean: (w * mean) @ w)(x)
+        return x
+
+    recorder = recording.Recorder([X])
+    with torch.no_grad(), recorder:
+        result = work(X)
+    steps, _, _ = recording.shortened(recorder, [recorder.slot(result)])
+    names = [step.operation._schema.name.removeprefix("aten::") for step in steps]
+    assert names.count("_to_copy") == 2  # of x[0], and of all rows at once
+    assert not {"dot", "mv", "ones_like"} & set(names)
 
 
 def test_shipped_networks_are_recorded(at_once):

@@ -25,8 +25,6 @@ SMALL = 1 << 20  # bytes of a value that is kept instead of being computed in ev
 
 _aten = torch.ops.aten
 SELECT = _aten.select.int
-PARTS = {SELECT, _aten.slice.Tensor}
-VIEWS = {_aten.view.default, _aten._unsafe_view.default}
 FILLS = {_aten.ones_like.default, _aten.zeros_like.default}  # whatever is in their argument
 UNITS = {(_aten.pow.Tensor_Scalar, 1.0), (_aten.mul.Scalar, 1)}  # that give back what they are given
 EXACT = {  # element by element, and correctly rounded
@@ -60,9 +58,12 @@ class Look(NamedTuple):
     device: torch.device
 
     @property
-    def kind(self) -> Hashable:
-        """What it holds, however it lies."""
-        return (self.shape, self.dtype, self.device)
+    def solid(self) -> bool:
+        """Whether it lies in order and without gaps."""
+        steps = [math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape))]
+        return all(
+            one in (1, 0) or at == by for one, at, by in zip(self.shape, self.stride, steps, strict=True)
+        )
 
 
 class Step(NamedTuple):
@@ -200,9 +201,9 @@ def _dtype(value: float, tensors: list[Tensor], made: list[Tensor]) -> torch.dty
 
 def _looks(func: Any, tensors: list[Tensor]) -> bool:
     """Whether what comes next depends on values, or on places in memory, and not only on shapes."""
-    if func is _aten.as_strided.default:
+    if func in (_aten.as_strided.default, _aten.view.dtype):
         return True
-    if func is torch.ops.aten.index.Tensor:
+    if func is _aten.index.Tensor:
         return any(index.dtype in (torch.bool, torch.uint8) for index in tensors[1:])
     return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
 
@@ -220,14 +221,14 @@ def shortened(tape: Recorder, wanted: list[Slot]) -> tuple[list[Step], dict[Slot
         if value.nbytes <= SMALL and tape.memory[slot] not in tape.overwritten:
             same[slot] = seen.setdefault(_contents(value), slot)
     for step in tape.steps:
-        step = _renamed(step, same, tape)
+        step = step._replace(given=[same.get(v, v) if isinstance(v, Slot) else v for v in step.given])
         touched = {tape.memory[slot] for slot in (*step.slots, *step.results)}
         if not step.pure or not touched.isdisjoint(tape.overwritten):
             steps.append(step)
             continue
         blank = {slot: tape.stand_in(slot) for slot in step.slots} if step.operation in FILLS else {}
         if all(slot in known for slot in step.slots) or blank:
-            found = step.run(known | blank)
+            found = step.run(blank or known)
             if sum(value.nbytes for value in found.values()) <= SMALL:
                 known |= found
                 same |= {slot: seen.setdefault(_contents(value), slot) for slot, value in found.items()}
@@ -239,17 +240,9 @@ def shortened(tape: Recorder, wanted: list[Slot]) -> tuple[list[Step], dict[Slot
         if any(same[slot] == slot for slot in step.results):
             steps.append(step)
     wanted = [same.get(slot, slot) for slot in wanted]
-    steps = _needed(_together(_needed(steps, wanted), tape), wanted)
+    steps = _needed(_Together(_needed(steps, wanted), tape).steps, wanted)
     used = {slot for step in steps for slot in step.slots} | set(wanted)
     return steps, {slot: value for slot, value in known.items() if slot in used}, wanted
-
-
-def _renamed(step: Step, same: dict[Slot, Slot], tape: Recorder) -> Step:
-    """The step with what its arguments are the same as. That may lie in memory in another way."""
-    given = [same.get(v, v) if isinstance(v, Slot) else v for v in step.given]
-    if step.operation in VIEWS and tape.looks[given[0]] != tape.looks[step.given[0]]:
-        return step._replace(operation=_aten.reshape.default, given=given)
-    return step._replace(given=given)
 
 
 def _contents(value: Tensor) -> Hashable:
@@ -265,7 +258,7 @@ def _copied(step: Step, result: Slot, tape: Recorder) -> Slot | None:
         or (name is _aten.where.self and len(slots) == 3 and slots[1] == slots[2])
         or (name is _aten.cat.default and len(slots) == 1)
     )
-    alike = copied and tape.looks[slots[-1]].kind == tape.looks[result].kind
+    alike = copied and tape.looks[slots[-1]]._replace(offset=0) == tape.looks[result]
     return slots[-1] if alike else None
 
 
@@ -279,44 +272,68 @@ def _needed(steps: list[Step], wanted: list[Slot]) -> list[Step]:
     return kept[::-1]
 
 
-def _together(steps: list[Step], tape: Recorder) -> list[Step]:
+class _Together:
     """What is done to each part of a tensor by itself, such as to every minibatch, is done to the whole.
 
-    Only operations whose rounding does not depend on what they compute beside.
+    Only operations whose rounding does not depend on what they compute beside, and only if every part is
+    wanted. The whole is laid out with one part after another, so that a part lies as it did by itself.
     """
-    parts = [
-        step
-        for step in steps
-        if step.operation in PARTS and tape.memory[step.slots[0]] not in tape.overwritten
-    ]
-    places = Counter(tuple(step.given[:2]) for step in parts if step.operation is SELECT)
-    cut = {source for (source, along), count in places.items() if count == tape.looks[source].shape[along]}
-    part_of = {}  # a slot: the tensor it is a part of, and the step that takes the part
-    wholes: dict[Hashable, Slot] = {}
-    apart = set[Slot]()  # what used to lie in memory of its own, without gaps
-    result = list[Step]()
-    for step in steps:
-        if step.operation in PARTS and step.given[0] in cut:
-            part_of[step.results[0]] = step
-        if step.operation in VIEWS and step.given[0] in apart:
-            step = step._replace(operation=_aten.reshape.default)
-            apart.update(step.results)
-        taken = [part_of[slot] for slot in step.slots if slot in part_of]
-        if step.operation in EXACT and taken and len(taken) == len(step.slots):
-            sources = iter([part.given[0] for part in taken])
-            joint = step._replace(given=[next(sources) if isinstance(v, Slot) else v for v in step.given])
-            whole = tape.looks[taken[0].given[0]]._replace(dtype=tape.looks[step.results[0]].dtype)
-            alike = {(part.operation, *part.given[1:], tape.looks[part.given[0]].shape) for part in taken}
-            if len(alike) == 1 and math.prod(whole.shape) * whole.dtype.itemsize <= SMALL:
-                if joint.name not in wholes:
-                    wholes[joint.name] = tape.another(whole)
-                    cut.add(wholes[joint.name])
-                    result.append(joint._replace(made=[wholes[joint.name]]))
-                step = taken[0]._replace(given=[wholes[joint.name], *taken[0].given[1:]], made=step.made)
-                part_of[step.results[0]] = step
-                apart.update(step.results)
-        result.append(step)
-    return result
+
+    def __init__(self, steps: list[Step], tape: Recorder) -> None:
+        self.tape, self.steps = tape, list[Step]()
+        self.selected = Counter(tuple(step.given[:2]) for step in steps if step.operation is SELECT)
+        self.part_of: dict[Slot, tuple[Slot, int, int]] = {}  # of what, along which dimension, at which place
+        self.wholes: dict[Hashable, Slot] = {}
+        for step in steps:
+            self.steps.append(self._shared(step))
+
+    def _shared(self, step: Step) -> Step:
+        """The step; or if all parts can have it at once, one that takes a part of that."""
+        parts = [self.part_of.get(slot) for slot in step.slots]
+        if step.operation is SELECT:
+            source, along, place = step.given
+            written = self.tape.memory[source] in self.tape.overwritten
+            if self.selected[source, along] == self.tape.looks[source].shape[along] and not written:
+                self.part_of[step.results[0]] = (source, along, place)
+        elif step.operation in EXACT and parts and None not in parts:
+            return self._taken(step, [part for part in parts if part is not None])
+        return step
+
+    def _taken(self, step: Step, parts: list[tuple[Slot, int, int]]) -> Step:
+        tape, part = self.tape, step.results[0]
+        look, (_, _, place) = tape.looks[part], parts[0]
+        sizes = {(place, tape.looks[source].shape[along]) for source, along, place in parts}
+        shapes = {tape.looks[slot].shape for slot in step.slots}
+        count = tape.looks[parts[0][0]].shape[parts[0][1]]
+        small = count * math.prod(look.shape) * look.dtype.itemsize <= SMALL
+        alike = len(sizes) == 1 and shapes == {look.shape} and look.solid
+        if not (small and alike) or tape.memory[part] in tape.overwritten:
+            return step
+        sources = iter([self._laid_out(source, along) for source, along, _ in parts])
+        joint = step._replace(given=[next(sources) if isinstance(v, Slot) else v for v in step.given])
+        whole = self._whole(joint.name, joint, look._replace(shape=(count, *look.shape)))
+        self.part_of[part] = (whole, 0, place)
+        return Step(SELECT, *tree_flatten(((whole, 0, place), {})), [part])
+
+    def _laid_out(self, source: Slot, along: int) -> Slot:
+        """The whole with its parts one after another."""
+        if source in self.wholes.values():
+            return source
+        look = self.tape.looks[source]
+        dims = [along, *(dim for dim in range(len(look.shape)) if dim != along)]
+        look = look._replace(shape=tuple(look.shape[dim] for dim in dims))
+        turned = Step(_aten.permute.default, *tree_flatten(((source, dims), {})), [])
+        turned_slot = self._whole(turned.name, turned, look)
+        solid = {"memory_format": torch.contiguous_format}
+        copy = Step(_aten.clone.default, *tree_flatten(((turned_slot,), solid)), [])
+        return self._whole(copy.name, copy, look)
+
+    def _whole(self, name: Hashable, step: Step, look: Look) -> Slot:
+        """What the step makes, if need be by taking it."""
+        if name not in self.wholes:
+            self.wholes[name] = self.tape.another(look)
+            self.steps.append(step._replace(made=[self.wholes[name]]))
+        return self.wholes[name]
 
 
 def interpreted(inputs: list[Slot], steps: list[Step], wanted: list[Slot]) -> Callable[..., Any]:

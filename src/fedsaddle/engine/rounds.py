@@ -505,9 +505,6 @@ def exchange(
 
     If answers are checked, the `verdict` on each; after the last phase, which lanes are `finite`.
     """
-    limits = {} if study.checks is None else bounds(study.checks.norm, study.kinds[number])
-    looked_at = study.faults is not None or study.checks is not None
-
     vectorised, graphs, task = study.ask, study.graphs, study.task(number)
 
     def visits_in(inputs: dict[str, Any]) -> Visits:
@@ -518,21 +515,8 @@ def exchange(
         return study.ask(task, extent, visits)
 
     def work(inputs: dict[str, Any], ask: Callable[[Visits], dict[str, Any]] = ask) -> dict[str, Any]:
-        server, calls, visits = inputs["server"], inputs["calls"], visits_in(inputs)
-        answers = ask(visits)
-        if "heard" in answers:
-            return {"heard": answers["heard"]}
-        up = answers.pop("up")
-        sent = tree_map(lambda values: values[calls.lane], visits.by_lane["down"]) if looked_at else {}
-        if study.faults is not None and study.faults.seen is None:  # what is seen is refused, not used
-            up = choose(calls.corrupt, study.faults.spoil(up, sent), up)
-        if study.checks is not None and study.history is None:
-            answers["verdict"] = judge(up, sent, limits)
-        merged = merge(study, server, number, calls, up)
-        server = choose(calls.answers > 0, merged, server)
-        if number == len(study.algorithm.phases()) - 1:
-            answers["finite"] = torch.isfinite(server.z.x).all(-1) & torch.isfinite(server.z.y).all(-1)
-        return {"server": server, **answers}
+        visits = visits_in(inputs)
+        return conclude(study, number, inputs["server"], inputs["calls"], visits.by_lane["down"], ask(visits))
 
     inputs = {"server": server, "calls": calls} | ({} if kept is None else {"kept": kept})
     if graphs is None:
@@ -562,6 +546,25 @@ def exchange(
     if "keep" in after:
         after["keep"] = Pair(after["keep"].x[:real], after["keep"].y[:real])
     return after
+
+
+def conclude(
+    study: Study, number: int, server: Any, calls: Calls, down: Message, answers: dict[str, Any]
+) -> dict[str, Any]:
+    """The end of a phase, when answers are there: spoil them, judge them, merge them."""
+    if "heard" in answers:
+        return {"heard": answers["heard"]}
+    faults, checks, up = study.faults, study.checks, answers.pop("up")
+    looked_at = faults is not None or checks is not None
+    sent = tree_map(lambda values: values[calls.lane], down) if looked_at else {}
+    if faults is not None and faults.seen is None:  # what is seen is refused, not used
+        up = choose(calls.corrupt, faults.spoil(up, sent), up)
+    if checks is not None and study.history is None:
+        answers["verdict"] = judge(up, sent, bounds(checks.norm, study.kinds[number]))
+    server = choose(calls.answers > 0, merge(study, server, number, calls, up), server)
+    if number == len(study.algorithm.phases()) - 1:
+        answers["finite"] = torch.isfinite(server.z.x).all(-1) & torch.isfinite(server.z.y).all(-1)
+    return {"server": server, **answers}
 
 
 def padded(inputs: dict[str, Any], visits: int) -> dict[str, Any]:

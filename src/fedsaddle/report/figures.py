@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -59,27 +60,30 @@ def draw(series: Sequence[Series], metric: str, path: Path) -> None:
 
 
 def draw_heat_map(family: Family, path: Path) -> None:
-    """The best value at each place, the darker the better; a cross where every seed diverged."""
-    heat = family.heat_map
-    assert heat is not None
-    width, height = len(heat.xs), len(heat.ys)
-    figure, panel = plt.subplots(figsize=(2.5 + 0.62 * width, 2 + 0.45 * height), layout="constrained")
-    shades = [[math.nan] * width for _ in range(height)]
-    for x, y, series in heat.cells:
-        value = value_of(series, family.by)
-        if value is None:
-            panel.plot(x, y, "x", color="tab:red")
-            continue
-        shade = shades[y][x] = family.shades[series.label]
-        panel.text(
-            x, y, f"{value:.4g}", ha="center", va="center", fontsize=7, color="w" if shade > 0.6 else "k"
-        )
-    panel.imshow(shades, cmap="Blues", vmin=-0.15, vmax=1.1, origin="lower", aspect="auto")
-    panel.set_xticks(range(width), heat.xs, rotation=45, ha="right", fontsize=7)
-    panel.set_yticks(range(height), heat.ys, fontsize=7)
-    panel.set_xlabel(_plain(heat.x))
-    panel.set_ylabel(_plain(heat.y))
-    panel.set_title(_plain(f"{family.name}: {family.by}"), fontsize=9)
+    """The best value at each place, the darker the better by rank; a cross where every seed diverged."""
+    rows = family.heat_maps
+    tall, wide, first = len(rows), len(rows[0]), rows[0][0]
+    size = (1.5 + wide * (1 + 0.62 * len(first.xs)), 1 + tall * (1 + 0.45 * len(first.ys)))
+    figure, panels = plt.subplots(
+        tall, wide, figsize=size, layout="constrained", squeeze=False, sharex=True, sharey=True
+    )
+    for heat, panel in zip(chain(*rows), panels.flat, strict=True):
+        shades = [[math.nan] * len(heat.xs) for _ in heat.ys]
+        for x, y, series in heat.cells:
+            value = value_of(series, family.by)
+            if value is None:
+                panel.plot(x, y, "x", color="tab:red")
+                continue
+            shade = shades[y][x] = family.shades[series.label]
+            ink = "w" if shade > 0.6 else "k"
+            panel.text(x, y, f"{value:.4g}", ha="center", va="center", fontsize=7, color=ink)
+        panel.imshow(shades, cmap="Blues", vmin=-0.15, vmax=1.1, origin="lower", aspect="auto")
+        panel.set_xticks(range(len(heat.xs)), heat.xs, rotation=45, ha="right", fontsize=7)
+        panel.set_yticks(range(len(heat.ys)), heat.ys, fontsize=7)
+        panel.set_title(_plain(heat.title), fontsize=8)
+    figure.supxlabel(_plain(first.x), fontsize=9)
+    figure.supylabel(_plain(first.y), fontsize=9)
+    figure.suptitle(_plain(f"{family.name}: {family.by}, the darker the better"), fontsize=9)
     _save(figure, path)
 
 

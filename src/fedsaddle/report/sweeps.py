@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from fedsaddle.sweep import Score, score, to_toml
 
 MOST_SERIES = 30  # curves of a sweep that a page holds
 MOST_TICKS = 24  # values of a hyperparameter that a heat map tells apart
+MOST_MAPS = 24  # of an algorithm, in one picture
 CHOSEN_BY_TEST = (
     "THE SETTINGS WERE CHOSEN BY {}, WHICH LOOKS AT TEST ROWS. What the winners reach there is optimistic: "
     "to compare algorithms, choose by a validation split or by a training metric"
@@ -38,6 +40,7 @@ class HeatMap(NamedTuple):
     xs: list[str]
     ys: list[str]
     cells: list[Cell]
+    title: str  # where the others are, if not at their best
 
 
 @dataclass(frozen=True)
@@ -87,34 +90,51 @@ class Family:
 
     @cached_property
     def heat_map(self) -> HeatMap | None:
+        return self._map(self.tried, "")
+
+    @cached_property
+    def heat_maps(self) -> list[list[HeatMap]]:
+        """Rows of maps: one for each value of one or two more hyperparameters, if there are not too many."""
+        others = sorted(self.varied, key=lambda key: -len(self.varied[key]))[2:]
+        places = list(product(*(self.varied[key] for key in others)))
+        if not 1 <= len(others) <= 2 or len(places) > MOST_MAPS:
+            return [[self.heat_map]] if self.heat_map else []
+        maps = []
+        for place in places:
+            tried = [one for one in self.tried if tuple(one.setting[key] for key in others) == place]
+            title = ", ".join(f"{key} {shown(value)}" for key, value in zip(others, place, strict=True))
+            maps += [found] if (found := self._map(tried, title)) else []
+        wide = len(self.varied[others[-1]])
+        return [maps[at : at + wide] for at in range(0, len(maps), wide)]
+
+    def _map(self, tried: Sequence[Series], title: str) -> HeatMap | None:
         most = sorted(self.varied, key=lambda key: -len(self.varied[key]))[:2]
         if not most:
             return None
         x, y = most[0], most[1] if len(most) > 1 else ""
         xs, ys = _bins(self.varied[x]), _bins(self.varied[y]) if y else [[0.0]]
         cells: dict[tuple[int, int], Series] = {}
-        for one in self.tried:  # the best first
+        for one in tried:  # the best first
             place = _place(xs, one.setting[x]), _place(ys, one.setting[y]) if y else 0
             cells.setdefault(place, one)
         return HeatMap(
             x, y, [_tick(bin) for bin in xs], [_tick(bin) for bin in ys] if y else [""],
             [Cell(*place, series) for place, series in sorted(cells.items(), key=lambda item: item[0])],
+            title,
         )  # fmt: skip
 
     @cached_property
     def shades(self) -> dict[str, float]:
-        """How dark each setting that has a value is drawn: 0 for the worst, 1 for the best."""
+        """How dark each setting that has a value is drawn: 0 for the worst, 1 for the best, by rank.
+
+        By value, a few that failed would make all others look alike.
+        """
         values = {one.label: value for one in self.tried if (value := value_of(one, self.by)) is not None}
-        if not values:
-            return {}
-        if min(values.values()) > 0 and max(values.values()) > 100 * min(values.values()):
-            values = {label: math.log(value) for label, value in values.items()}
-        low, high = min(values.values()), max(values.values())
-        risen = {
-            label: (value - low) / (high - low) if high > low else 1.0 for label, value in values.items()
-        }
-        turned = better_high(self.by) or high == low
-        return {label: part if turned else 1 - part for label, part in risen.items()}
+        ranks = {value: rank for rank, value in enumerate(sorted(set(values.values())))}
+        last = max(1, len(ranks) - 1)
+        parts = {label: ranks[value] / last for label, value in values.items()}
+        turned = better_high(self.by) and len(ranks) > 1  # one alone is the best
+        return {label: part if turned else 1 - part for label, part in parts.items()}
 
 
 def _bins(values: Sequence[float]) -> list[list[float]]:
