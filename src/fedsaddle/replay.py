@@ -80,7 +80,7 @@ def replay_run(
     history = read(data[HISTORY], _rules(plan), str(folder / HISTORY))
     machine.prepare(plan.resolved["threads"], plan.resolved["tf32"])
     for name, study in plan.studies.items():
-        scripted = replace(study, history=history, next_meetings={})
+        scripted = replace(study, history=history)
         if name in saved["done"]:
             stored = read_tensors(folder / "final" / f"{name}.safetensors", saved["done"][name])
             ends = [_point(stored, seed, folder / "final" / f"{name}.safetensors") for seed in study.seeds]

@@ -102,8 +102,8 @@ class Study:
     faults: Faults | None = None  # that are injected
     checks: Checks | None = None  # of answers; without them, what a client computes is taken as it is
     history: History | None = None  # if given, it decides who is invited and what becomes of the answers
-    next_meetings: dict[Any, list[Meeting]] = field(default_factory=dict)
-    drawn: dict[str, tuple[int, Tensor]] = field(default_factory=dict)  # from which round on: see `ahead`
+    next_meetings: dict[Any, list[Meeting]] = field(default_factory=dict, init=False)
+    drawn: dict[str, tuple[int, Tensor]] = field(default_factory=dict, init=False)  # see `ahead`
 
     @cached_property
     def federation(self) -> Federation:

@@ -80,7 +80,6 @@ class Site:
                     ask=Loop(),
                     device=CPU,
                     graphs=None,
-                    next_meetings={},
                 )
             )
         return self._lanes[key]
