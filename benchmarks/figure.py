@@ -52,6 +52,8 @@ def draw(lines: Sequence[Any], path: Path, device: str) -> None:
             panel.plot(*zip(*points, strict=True), "o-", color=COLOURS[contender], label=contender)
         panel.set_xscale("log")
         panel.set_yscale("log")
+        seconds = [second for points in contenders.values() for _, second in points]
+        panel.set_ylim(min(seconds) / 3, 3 * max(seconds))  # so that noise does not look like growth
         panel.set_xlabel(what)
         panel.set_ylabel("seconds a round")
         panel.legend(fontsize="small")
