@@ -54,6 +54,9 @@ def draw(lines: Sequence[Any], path: Path, device: str) -> None:
         panel.set_yscale("log")
         seconds = [second for points in contenders.values() for _, second in points]
         panel.set_ylim(min(seconds) / 3, 3 * max(seconds))  # so that noise does not look like growth
+        sizes = sorted({size for points in contenders.values() for size, _ in points})
+        panel.set_xticks(sizes, [f"{size:,}" for size in sizes], minor=False)
+        panel.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
         panel.set_xlabel(what)
         panel.set_ylabel("seconds a round")
         panel.legend(fontsize="small")
