@@ -162,6 +162,7 @@ MOVES = (
     lambda t, other, place: t.reshape(4, -1).reshape(4, *((2, 3), (3, 2), (6, 1), (1, 6))[place]),
     lambda t, other, place: (t * 1, t**1.0, torch.where(t > 0, t, t), torch.cat([t]))[place],
     lambda t, other, place: torch.stack([t[number] * 2 - 0.5 for number in range(4)]),
+    lambda t, other, place: torch.stack([t.select(-1, n) * 3 for n in range(t.shape[-1])], dim=-1),
     lambda t, other, place: torch.stack([(t[number] + 1).sum() * t[number] for number in range(4)]),
     lambda t, other, place: torch.stack([less(t[n], other[n]).view(-1) for n in range(4)]).reshape(t.shape),
     lambda t, other, place: torch.stack([(-part).reshape(-1) for part in t]).reshape(t.shape),

@@ -292,9 +292,9 @@ class _Together:
         parts = [self.part_of.get(slot) for slot in step.slots]
         if step.operation is SELECT:
             source, along, place = step.given
-            written = self.tape.memory[source] in self.tape.overwritten
-            if self.selected[source, along] == self.tape.looks[source].shape[along] and not written:
-                self.part_of[step.results[0]] = (source, along, place)
+            shape, written = self.tape.looks[source].shape, self.tape.memory[source] in self.tape.overwritten
+            if self.selected[source, along] == shape[along] and not written:
+                self.part_of[step.results[0]] = (source, along % len(shape), place)
         elif step.operation in EXACT and parts and None not in parts:
             return self._taken(step, [part for part in parts if part is not None])
         return step
