@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.functional import max_pool2d, unfold
 
 from fedsaddle import convolutions
 
@@ -80,3 +81,56 @@ def test_the_gradient_of_data_is_not_computed(monkeypatch):
     torch.func.grad(lambda w: functional_call(layer, {"weight": w}, (x,)).sum())(layer.weight.detach())
     weights = layer.weight.detach().expand(2, -1, -1, -1, -1)
     vmap(grad(lambda w: functional_call(layer, {"weight": w}, (x,)).sum()))(weights)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize(("side", "stride", "margin"), [(5, 1, 0), (4, 2, 1)])
+def test_windows_of_any_layout(channels, side, stride, margin):
+    pictures = normal(2 * 3 * channels * 9 * 8 + 1, device="cpu")
+    grid = convolutions.Grid(side, stride, margin, 9, 8)
+    first = pictures[:-1].view(2, 3, channels, 9, 8)
+    last = pictures[1:].view(2, 3, 9, 8, channels).permute(0, 1, 4, 2, 3)  # begins at an odd place
+    for x in (first, last, last.clone()):
+        columns = unfold(
+            x.flatten(0, 1), side, padding=margin, stride=stride
+        )  # (picture, channel x place, window)
+        expected = (
+            columns.unflatten(1, (channels, -1)).permute(0, 3, 2, 1).reshape(2, -1, side * side * channels)
+        )
+        assert torch.equal(convolutions._windows(x, grid), expected)
+
+
+def pooled_by_pytorch(x):
+    return max_pool2d(x, 2)
+
+
+def pooled_by_parts(x):
+    return convolutions._Pool.apply(x)[0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ours", [convolutions.MaxPool2d(2), pooled_by_parts])
+@pytest.mark.parametrize("last", [False, True])  # the channels, in memory
+def test_pooling_equals_pytorchs(ours, last, device):
+    x = normal(4, 3, 5, 2, 6, 8, device=device).round(decimals=0)  # many are the same
+    x = x.movedim(-3, -1).contiguous().movedim(-1, -3) if last else x
+    g = normal(4, 3, 5, 2, 3, 4, device=device)
+
+    def everything(pool, x):
+        def slope(x, g):
+            return grad(lambda x: (pool(x).sin() * g).sum())(x)
+
+        def penalty(x, g):  # the gradient of a gradient
+            return grad(lambda x: (pool(x).sin() * slope(x, g).sum(0).mean()).sum())(x)
+
+        every = (
+            vmap(vmap(slope)),
+            vmap(vmap(penalty)),
+            vmap(vmap(slope, in_dims=(0, None)), in_dims=(0, None)),
+        )
+        return pool(x[0, 0]), every[0](x, g), every[1](x, g), every[2](x, g[0, 0])
+
+    for found, expected in zip(
+        everything(ours, x), everything(pooled_by_pytorch, x.contiguous()), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -2,8 +2,9 @@
 
 Under vmap, PyTorch makes one grouped convolution of many with weights of their own, and its libraries compute
 that group by group. Here, on a GPU, the windows of all groups are laid out as one batch of matrices and
-multiplied in one call. A CPU does the same where a picture has few channels, which would not fill its
-vectors; there the places of a window come first, so that long rows are copied.
+multiplied in one call. Channels come last in memory, as the products leave them, so that nothing is laid out
+anew between layers. A CPU does the same where a picture has few channels, which would not fill its vectors;
+there the places of a window come first, so that long rows are copied.
 
 Three operations are the derivatives of one another. Each takes tensors whose first dimension is the group;
 vmap makes that one longer, so any nesting of maps is one call.
@@ -35,12 +36,27 @@ class Grid(NamedTuple):
 
 
 def _windows(x: Tensor, grid: Grid) -> Tensor:
-    """(group, row, channel, height, width) -> (group, window, channel x side x side)."""
+    """(group, row, channel, height, width) -> (group, window, side x side x channel)."""
     side, stride, margin = grid[:3]
-    x = pad(x, (margin,) * 4) if margin else x
-    # (group, row, channel, down, across, side, side), with the channel moved to the sides
-    seen = x.unfold(3, side, stride).unfold(4, side, stride).permute(0, 1, 3, 4, 2, 5, 6)
-    return seen.reshape(len(x), -1, x.shape[2] * side * side)
+    x = x.permute(0, 1, 3, 4, 2)
+    x = _paired((pad(x, (0, 0, *(margin,) * 4)) if margin else x).contiguous())
+    seen = x.unfold(2, side, stride).unfold(3, side, stride)  # the sides come last
+    return _single(seen.permute(0, 1, 2, 3, 5, 6, 4).reshape(len(x), -1, side * side * x.shape[4]))
+
+
+def _paired(x: Tensor) -> Tensor:
+    """Two channels at a time, as one complex number, if there are pairs: half as many for a GPU to move."""
+    pairs = x.shape[-1] % 2 == 0 and x.storage_offset() % 2 == 0
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2))) if pairs else x
+
+
+def _single(x: Tensor) -> Tensor:
+    return torch.view_as_real(x).flatten(-2) if x.is_complex() else x
+
+
+def _flat(w: Tensor) -> Tensor:
+    """(group, out, channel, side, side) -> (group, out, side x side x channel)."""
+    return w.permute(0, 1, 3, 4, 2).flatten(2)
 
 
 def _listed(y: Tensor) -> Tensor:
@@ -95,7 +111,7 @@ def _shares(groups: int, rows: int, shape: tuple[int, int, int, int]) -> int:
     A product of few weights and many windows is one long sum, which one of its processors would add up alone.
     """
     tiles = -(-shape[0] // 32) * -(-math.prod(shape[1:]) // 32)
-    enough = 512 // (groups * tiles)
+    enough = 2048 // (groups * tiles)
     return next(
         parts for parts in range(1, rows + 1) if parts == rows or (parts >= enough and not rows % parts)
     )
@@ -111,16 +127,18 @@ def _apart(x: Tensor, groups: int) -> Tensor:
     return cut.transpose(0, 1)
 
 
+def _spelt_out(count: int, dim: int | None, tensor: Tensor) -> Tensor:
+    """What a map gives each of its many, as more groups or rows."""
+    there = tensor[None].expand(count, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return there.flatten(0, 1)
+
+
 class _Bilinear(torch.autograd.Function):
     """What the three have in common: under vmap each is itself, with more groups."""
 
     @classmethod
     def mapped(cls, count: int, dims: tuple[int | None, ...], one: Tensor, two: Tensor, grid: Grid) -> Any:
-        def grouped(tensor: Tensor, dim: int | None) -> Tensor:
-            there = tensor[None].expand(count, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-            return there.flatten(0, 1)
-
-        found = cls.apply(grouped(one, dims[0]), grouped(two, dims[1]), grid)
+        found = cls.apply(_spelt_out(count, dims[0], one), _spelt_out(count, dims[1], two), grid)
         return found.unflatten(0, (count, -1)), 0
 
     @classmethod
@@ -142,7 +160,7 @@ class _Convolve(_Bilinear):
         if not w.is_cuda:
             y = torch.bmm(w.flatten(2), _columns(x, grid)).unflatten(2, (x.shape[1], down, -1))
             return y.transpose(1, 2)
-        y = _windows(x, grid) @ w.flatten(2).mT
+        y = _windows(x, grid) @ _flat(w).mT
         y = y.unflatten(1, (x.shape[1], down, -1))
         return y.permute(0, 1, 4, 2, 3)
 
@@ -180,14 +198,15 @@ class _Spread(_Bilinear):
             return _apart(joined, groups)
         if not w.is_cuda:
             return _added_up(torch.bmm(w.flatten(2).mT, _joined(y)), grid, (rows, down, across))
-        parts = (_listed(y) @ w.flatten(2)).reshape(groups, rows, down, across, w.shape[2], side, side)
-        parts = parts.permute(0, 1, 4, 2, 3, 5, 6)
-        head = parts.shape[:3]
-        wide = [*head, down, width + 2 * margin, side]
-        parts = torch.ops.aten.unfold_backward(parts, wide, 4, side, stride)
-        whole = [*head, height + 2 * margin, width + 2 * margin]
-        x: Tensor = torch.ops.aten.unfold_backward(parts, whole, 3, side, stride)
-        return x[..., margin : margin + height, margin : margin + width]
+        high, wide = height + 2 * margin, width + 2 * margin
+        parts = _paired((_listed(y) @ _flat(w)).reshape(groups, rows, down, across, side, side, -1))
+        channels = parts.shape[6]
+        # Added up across, then down. What is added up comes last, but channels stay last in memory.
+        add_up = torch.ops.aten.unfold_backward
+        bands = add_up(parts.transpose(5, 6), [groups, rows, down, wide, side, channels], 3, side, stride)
+        whole = add_up(bands.transpose(4, 5), [groups, rows, high, wide, channels], 2, side, stride)
+        x = _single(whole)[:, :, margin : margin + height, margin : margin + width]
+        return x.permute(0, 1, 4, 2, 3)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -225,9 +244,12 @@ class _Correlate(_Bilinear):
         if not x.is_cuda:
             return torch.bmm(_joined(y), _columns(x, grid).mT).reshape(groups, *shape)
         parts = _shares(groups, x.shape[1], shape)
-        x, y = (rows.unflatten(1, (parts, -1)).flatten(0, 1) for rows in (x, y))
-        w = _listed(y).mT @ _windows(x, grid)
-        return w.reshape(groups, parts, *shape).sum(1)
+        above, below = (
+            rows.reshape(groups * parts, -1, rows.shape[2]) for rows in (_listed(y), _windows(x, grid))
+        )
+        w: Tensor = (above.mT @ below).unflatten(0, (groups, parts)).sum(1)
+        w = w.reshape(groups, shape[0], *shape[2:], shape[1])
+        return w.permute(0, 1, 4, 2, 3).contiguous()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -243,7 +265,8 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         grid = Grid(self.kernel_size[0], self.stride[0], int(self.padding[0]), *x.shape[2:])
-        y: Tensor = _Convolve.apply(x[None], self.weight[None], grid)[0]
+        # Not [0]: its gradient would be a new tensor of zeros, and that of `squeeze` is a view.
+        y: Tensor = _Convolve.apply(x[None], self.weight[None], grid).squeeze(0)
         return y if self.bias is None else y + self.bias[:, None, None]
 
 
@@ -253,7 +276,8 @@ class ConvTranspose2d(nn.ConvTranspose2d):
     def forward(self, y: Tensor, output_size: list[int] | None = None) -> Tensor:
         side, stride, margin = self.kernel_size[0], self.stride[0], int(self.padding[0])
         height, width = ((size - 1) * stride + side - 2 * margin for size in y.shape[2:])
-        x: Tensor = _Spread.apply(y[None], self.weight[None], Grid(side, stride, margin, height, width))[0]
+        grid = Grid(side, stride, margin, height, width)
+        x: Tensor = _Spread.apply(y[None], self.weight[None], grid).squeeze(0)
         return x if self.bias is None else x + self.bias[:, None, None]
 
 
@@ -300,7 +324,61 @@ class _Unhalve(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        pass
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, back: Tensor) -> Any:
+        (a, b, c, d), (to_a, to_b, to_c, to_d) = _corners(ctx.saved_tensors[0]), _corners(back)
+        above, below = torch.where(b > a, to_b, to_a), torch.where(d > c, to_d, to_c)
+        return torch.where(torch.maximum(c, d) > torch.maximum(a, b), below, above), None
+
+
+class _Pool(torch.autograd.Function):
+    """PyTorch's own on a GPU. Mapped, it has more rows; PyTorch's rule would copy where the largest were."""
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = torch.ops.aten.max_pool2d_with_indices(x, [2, 2])
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, _: Any) -> Any:
+        return _Unpool.apply(g, *ctx.saved_tensors)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor) -> Any:
+        found = _Pool.apply(_spelt_out(info.batch_size, dims[0], x))
+        return tuple(rows.unflatten(0, (info.batch_size, -1)) for rows in found), (0, 0)
+
+
+class _Unpool(torch.autograd.Function):
+    """Its gradient."""
+
+    @staticmethod
+    def forward(g: Tensor, x: Tensor, largest: Tensor) -> Tensor:
+        back: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+            g, x, [2, 2], [2, 2], [0, 0], [1, 1], False, largest
+        )
+        return back
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, back: Tensor) -> Any:
+        (largest,) = ctx.saved_tensors
+        return back.flatten(2).gather(2, largest.flatten(2)).view(largest.shape), None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *tensors: Tensor) -> Any:
+        there = (_spelt_out(info.batch_size, dim, tensor) for dim, tensor in zip(dims, tensors, strict=True))
+        return _Unpool.apply(*there).unflatten(0, (info.batch_size, -1)), 0
 
 
 class MaxPool2d(nn.MaxPool2d):
@@ -308,8 +386,9 @@ class MaxPool2d(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         halves = (self.kernel_size, self.stride, self.padding, self.dilation) == (2, 2, 0, 1)
-        if x.is_cuda or not halves or x.shape[-1] % 2 or x.shape[-2] % 2:
-            found: Tensor = super().forward(x)
-            return found
-        halved: Tensor = _Halve.apply(x)
-        return halved
+        found: Tensor
+        if not halves or (not x.is_cuda and (x.shape[-1] % 2 or x.shape[-2] % 2)):
+            found = super().forward(x)
+        else:
+            found = _Pool.apply(x)[0] if x.is_cuda else _Halve.apply(x)
+        return found
