@@ -17,7 +17,7 @@ from fedsaddle.engine.course import metrics_at
 from fedsaddle.engine.ray import Job, Worker, _arrays
 from fedsaddle.engine.rounds import begin, calls_of, kept_by, play, points, send, visits_of
 from fedsaddle.problem import Batch, Federation
-from zoo import ALGORITHMS, quadratic
+from zoo import ALGORITHMS, Pictures, quadratic
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -89,6 +89,13 @@ def test_captured_equals_loop_on_a_network(name):
     assert_same(lanes, expected, 1e-4)
     for z, w in zip(points(lanes.server), points(expected.server), strict=True):
         assert study.problem.evaluate(z) == pytest.approx(study.problem.evaluate(w), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["cdma-nc", "cdma-ada"])
+def test_captured_equals_loop_with_convolutions(name):
+    _, expected = run(Pictures(), ALGORITHMS[name], ask=fs.Loop())
+    _, lanes = run(Pictures(), ALGORITHMS[name], device="cuda")
+    assert_same(lanes, expected, 1e-9)
 
 
 class Precise(fs.GAN):

@@ -10,7 +10,7 @@ import fedsaddle as fs
 from fedsaddle.engine import recording, tapes, vectorised
 from fedsaddle.engine.rounds import begin, play, points
 from fedsaddle.problems import AUC
-from zoo import ALGORITHMS, quadratic
+from zoo import ALGORITHMS, Pictures, quadratic
 
 QUORUM = fs.Quorum(invite=6, enough=4, minimum=2, deadline=30.0, grace=10.0)
 
@@ -72,39 +72,6 @@ def test_a_network_with_convolutions(small, monkeypatch, at_once):
         study, taped = run(problem, ALGORITHMS[name])
         assert all(isinstance(tape, tapes.Tape) for tape in study.graphs._tapes.values())
         assert_same(taped, run(problem, ALGORITHMS[name], ask=fs.Loop())[1], 1e-9)
-
-
-class Pictures:
-    """Least squares of a small network's outputs; y shifts them."""
-
-    def __init__(self):
-        from torch import nn
-
-        from fedsaddle.convolutions import Conv2d, MaxPool2d
-        from fedsaddle.networks import Network
-
-        self.network = Network(
-            lambda: nn.Sequential(
-                Conv2d(1, 3, 3), nn.ReLU(), MaxPool2d(2), Conv2d(3, 4, 2), nn.LeakyReLU(), MaxPool2d(2),
-                nn.Flatten(), nn.Linear(4, 1),
-            ).double()
-        )  # fmt: skip
-        source = torch.Generator().manual_seed(0)
-        rows = {
-            "input": torch.randn(40, 1, 8, 8, generator=source, dtype=torch.float64),
-            "b": torch.randn(40, generator=source, dtype=torch.float64),
-        }
-        self.federation = fs.problem.Federation(rows, torch.tensor([2, 3, 4, 5, 6, 3, 2, 4, 5, 6]))
-
-    def init(self, seed):
-        return fs.Pair(self.network.init(seed), torch.zeros(1, dtype=torch.float64))
-
-    def loss(self, z, xi):
-        outputs = self.network(z.x, xi.rows["input"])[:, 0]
-        return xi.mean((outputs + z.y - xi.rows["b"]) ** 2) - z.y[0] ** 2
-
-    def evaluate(self, z):
-        return {"norm": float(z.x.norm())}
 
 
 def record(work, *inputs):

@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
+import torch
+from torch import nn
+
 import fedsaddle as fs
+from fedsaddle.convolutions import Conv2d, MaxPool2d
+from fedsaddle.networks import Network
 
 ALGORITHMS = {
     "cdma-nc": fs.CDMANC(eta=0.05, gamma=0.08, K=3),
@@ -33,3 +38,31 @@ def fleets(folder: Path) -> dict[str, object]:
 def quadratic(**dials: object) -> fs.Quadratic:
     """Small, with clients of unequal size."""
     return fs.Quadratic(**{"clients": 12, "dim_x": 3, "dim_y": 4, "samples": (2, 7)} | dials)
+
+
+class Pictures:
+    """Least squares of a small network's outputs; y shifts them."""
+
+    def __init__(self):
+        self.network = Network(
+            lambda: nn.Sequential(
+                Conv2d(1, 4, 3), nn.ReLU(), MaxPool2d(2), Conv2d(4, 3, 2), nn.LeakyReLU(), MaxPool2d(2),
+                nn.Flatten(), nn.Linear(3, 1),
+            ).double()
+        )  # fmt: skip
+        source = torch.Generator().manual_seed(0)
+        rows = {
+            "input": torch.randn(40, 1, 8, 8, generator=source, dtype=torch.float64),
+            "b": torch.randn(40, generator=source, dtype=torch.float64),
+        }
+        self.federation = fs.problem.Federation(rows, torch.tensor([2, 3, 4, 5, 6, 3, 2, 4, 5, 6]))
+
+    def init(self, seed):
+        return fs.Pair(self.network.init(seed), torch.zeros(1, dtype=torch.float64))
+
+    def loss(self, z, xi):
+        outputs = self.network(z.x, xi.rows["input"])[:, 0]
+        return xi.mean((outputs + z.y - xi.rows["b"]) ** 2) - z.y[0] ** 2
+
+    def evaluate(self, z):
+        return {"norm": float(z.x.norm())}

@@ -95,7 +95,7 @@ def _joined(y: Tensor) -> Tensor:
 def _pays(on_gpu: bool, groups: int, rows: int, channels: int, grid: Grid) -> bool:
     """Whether windows are worth their memory, for so many pictures in each group.
 
-    On an H200 they take 0.9 of cuDNN's time for 8 groups of LeNet5, 0.65 for 64 and a sixth for 512.
+    On an H200 they take at most 0.9 of cuDNN's time for 8 groups of LeNet5, 0.65 for 64, a sixth for 512.
     On a CPU they pay if the channels of a picture would not fill a vector and a group's windows stay near.
     """
     if on_gpu:
