@@ -89,6 +89,63 @@ def test_what_depends_on_values_is_not_recorded():
     assert record(lambda x: x * (2 if fixed.any() else 1), X) is not None
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x: torch.fft.fft(x).conj().real,
+        lambda x: torch.view_as_complex(torch.stack([x, x], -1)).conj().imag * 2,
+        lambda x: (x.half() * 0.1).float(),
+        lambda x: x + torch.ones(3, dtype=torch.bfloat16),
+        lambda x: x + (torch.ones(3, dtype=torch.uint8) + 300),
+        lambda x: x.clone()[None].transpose_(0, 1),
+        lambda x: torch._foreach_add([x], [x])[0] + torch._foreach_add_([x.clone()], [x])[0],
+        lambda x: x + torch.eye(3).to_sparse().to_dense(),
+        lambda x: x * 2 if torch.zeros(3).index_put_((torch.tensor([0]),), x.sum()[None]).sum() > 9 else x,
+    ],
+)
+def test_what_is_odd_is_computed_all_the_same(work):
+    """It is recorded rightly or not at all, and never stops a run."""
+    tape = record(work, X)
+    for x in (X, -X, 7 * X):
+        assert tape is None or torch.equal(tape([x]), work(x))
+
+
+def test_numbers_that_print_alike_stay_apart():
+    def work(x):
+        return x * 0.0001 + x * 0.000149 - x * 0.00012
+
+    assert torch.equal(record(work, X)([X]), work(X))
+
+
+def test_what_is_written_by_out_is_seen():
+    def work(x):
+        buffer = torch.empty(3)
+        torch.mul(x, 2, out=buffer)
+        return buffer + 1
+
+    assert torch.equal(record(work, X)([X]), work(X))
+
+
+def test_what_is_computed_elsewhere_is_not_replayed(at_once):
+    """NumPy's work is not seen: its result would be the same for ever."""
+    replays = tapes.Tapes()
+
+    def work(inputs):
+        return inputs[0] + torch.from_numpy(inputs[0].numpy() * 2)
+
+    assert torch.equal(replays("it", work, [X]), work([X]))
+    with pytest.warns(UserWarning, match="outside PyTorch"):
+        assert torch.equal(replays("it", work, [X + 1]), work([X + 1]))
+    assert torch.equal(replays("it", work, [X + 2]), work([X + 2]))
+
+
+def test_a_tape_may_hold_what_is_no_number(at_once):
+    replays = tapes.Tapes()
+    for number in range(3):
+        replays("it", lambda inputs: inputs[0] / inputs[0], [X * 0 + number])
+    assert isinstance(replays._tapes["it"], tapes.Tape)
+
+
 def test_what_is_too_long_is_not_recorded(monkeypatch):
     monkeypatch.setattr(recording, "LONGEST", 3)
     assert record(lambda x: x + 1 + 1 + 1, X) is not None
@@ -217,6 +274,6 @@ def test_a_gradient_needs_no_loss():
 
 def test_shipped_networks_are_recorded(at_once):
     problem = AUC(clients=20, network="mlp")
-    study, _ = run(problem, dataclasses.replace(ALGORITHMS["cdma-ada"], K=2), rounds=1)
+    study, _ = run(problem, dataclasses.replace(ALGORITHMS["cdma-ada"], K=2), rounds=3)
     assert study.graphs._tapes
     assert all(isinstance(tape, tapes.Tape) for tape in study.graphs._tapes.values())

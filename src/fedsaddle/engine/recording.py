@@ -37,6 +37,9 @@ EXACT = {  # element by element, and correctly rounded
 }
 
 
+HALVES = {torch.float16, torch.bfloat16}
+
+
 class Slot(int):
     """The number of a tensor on a tape."""
 
@@ -112,7 +115,7 @@ class Recorder(TorchDispatchMode):
         self.usable = True
         self._slots = WeakIdKeyDictionary()
         self.inputs = [self._new(value) for value in inputs]
-        self._varying = set(self.inputs)
+        self._varying = {self.memory[slot] for slot in self.inputs}  # memory whose values depend on them
 
     def slot(self, tensor: Tensor) -> Slot:
         slot: Slot | None = self._slots.get(tensor)
@@ -121,7 +124,14 @@ class Recorder(TorchDispatchMode):
             self.outside[slot] = tensor
         return slot
 
+    def varies(self, tensor: Tensor) -> bool:
+        """Whether its values depend on the inputs."""
+        slot = self._slots.get(tensor)
+        return slot is not None and self.memory[slot] in self._varying
+
     def _new(self, tensor: Tensor, beside: Slot | None = None) -> Slot:
+        if not _ordinary(tensor):
+            raise TypeError("only plain tensors can be written down")
         look = Look(
             tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype, tensor.device
         )
@@ -142,22 +152,42 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        leaves, shape = tree_flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        taken = [self.slot(tensor) for tensor in tensors]
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        try:
+            taken = {id(tensor): self.slot(tensor) for tensor in tensors}
+        except Exception:  # whatever it is, it is computed all the same
+            self.usable = False
         result = func(*args, **kwargs)
-        made = tree_leaves(result)
+        if self.usable:
+            try:
+                self._write_down(func, args, kwargs, tensors, taken, tree_leaves(result))
+            except Exception:
+                self.usable = False
+        return result
 
-        varies = not self._varying.isdisjoint(taken)
+    def _write_down(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        taken: dict[int, Slot],  # by the tensor's id
+        made: list[Any],
+    ) -> None:
+
+        varies = any(self.varies(tensor) for tensor in tensors)
         if (varies and _looks(func, tensors)) or len(self.steps) == LONGEST:
             self.usable = False
         if torch.Tag.inplace_view in func.tags:  # the memory stays as it is, so it is a view like others
             func = getattr(getattr(_aten, func._schema.name[6:-1]), func._overloadname)
         schema = func._schema
-        named = [*zip(schema.arguments, args, strict=False)]
-        for argument, value in named:
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
-                self.overwritten.add(self.memory[self._slots[value]])
+        told = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+        for argument in schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                home = self.memory[taken[id(told[argument.name])]]
+                self.overwritten.add(home)
+                if varies:
+                    self._varying.add(home)
         outs: list[Slot | None] = []
         for tensor in made:
             if not isinstance(tensor, Tensor):
@@ -165,25 +195,25 @@ class Recorder(TorchDispatchMode):
                 continue
             old = self._slots.get(tensor) if schema.is_mutable else None
             home = tensor.untyped_storage()._cdata
-            beside = next(
-                (s for s, t in zip(taken, tensors, strict=True) if t.untyped_storage()._cdata == home), None
-            )
+            beside = next((taken[id(t)] for t in tensors if t.untyped_storage()._cdata == home), None)
             outs.append(self._new(tensor, beside) if old is None else old)
         if varies:
-            self._varying.update(slot for slot in outs if slot is not None)
-            self._varying.update(s for s in taken if self.memory[s] in self.overwritten)
+            self._varying.update(self.memory[slot] for slot in outs if slot is not None)
         numbers = {
             place: Number(value, _dtype(value, tensors, made))
-            for place, (argument, value) in enumerate(named)
+            for place, (argument, value) in enumerate(zip(schema.arguments, args, strict=False))
             if isinstance(value, int | float) and str(argument.type) == "Tensor"
         }
-        if numbers:
-            args = tuple(numbers.get(place, value) for place, value in enumerate(args))
-            leaves, shape = tree_flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, Number))
-        before = {id(tensor): slot for tensor, slot in zip(tensors, taken, strict=True)}
-        given = [before[id(leaf)] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        args = tuple(numbers.get(place, value) for place, value in enumerate(args))
+        leaves, shape = tree_flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, Number))
+        given = [taken[id(leaf)] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.steps.append(Step(func, given, shape, outs))
-        return result
+
+
+def _ordinary(tensor: Tensor) -> bool:
+    """Whether its memory tells its values, and a plain number meets them in their own type."""
+    odd = tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()
+    return tensor.layout is torch.strided and not odd and tensor.dtype not in HALVES
 
 
 def _value(value: Any) -> Any:
@@ -307,7 +337,8 @@ class _Together:
         count = tape.looks[parts[0][0]].shape[parts[0][1]]
         small = count * math.prod(look.shape) * look.dtype.itemsize <= SMALL
         alike = len(sizes) == 1 and shapes == {look.shape} and look.solid
-        if not (small and alike) or tape.memory[part] in tape.overwritten:
+        exact = not any(tape.looks[slot].dtype.is_complex for slot in (*step.slots, part))
+        if not (small and alike and exact) or tape.memory[part] in tape.overwritten:
             return step
         sources = iter([self._laid_out(source, along) for source, along, _ in parts])
         joint = step._replace(given=[next(sources) if isinstance(v, Slot) else v for v in step.given])
@@ -349,11 +380,11 @@ def interpreted(inputs: list[Slot], steps: list[Step], wanted: list[Slot]) -> Ca
         return node
 
     def constant(value: Any) -> Any:
+        name = (type(value), repr(value))  # not that of a tensor: it shows only four digits
         if isinstance(value, Number):
             value = torch.tensor(value.value, dtype=value.dtype)
         if isinstance(value, torch.memory_format | torch.layout):
             value = _CODES[value]
-        name = (type(value), str(value), getattr(value, "dtype", None))
         if name not in constants:
             constants[name] = graph.insertConstant(value)
         return constants[name]
@@ -432,14 +463,22 @@ def _rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def record(work: Callable[[Any], Any], inputs: Any) -> Tape | None:
-    """A tape of work(inputs), or None if it cannot be recorded."""
+    """A tape of work(inputs), or None if it cannot be recorded.
+
+    What is computed outside PyTorch, as by NumPy, is not seen: in a replay it would be what it was.
+    """
     inputs = tree_map(Tensor.clone, inputs)  # two inputs may be the same tensor
+    if not all(map(_ordinary, _tensors(inputs))):
+        return None
     recorder = Recorder(_tensors(inputs))
     with torch.no_grad(), recorder:
         found = work(inputs)
     if not recorder.usable:
         return None
-    with torch.no_grad():
-        steps, known, wanted = shortened(recorder, [recorder.slot(value) for value in _tensors(found)])
-    function = interpreted([*recorder.inputs, *known], steps, wanted)
+    try:
+        with torch.no_grad():
+            steps, known, wanted = shortened(recorder, [recorder.slot(value) for value in _tensors(found)])
+        function = interpreted([*recorder.inputs, *known], steps, wanted)
+    except Exception:  # an operation or a constant that the interpreter does not take
+        return None
     return Tape(function, [*known.values()], tree_map(lambda _: None, found))
