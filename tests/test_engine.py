@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -453,3 +454,151 @@ def test_a_lane_that_loses_too_many_answers_does_not_diverge_by_the_others():
     assert lanes.completed == [0, 0]
     assert torch.isfinite(lanes.server.z.x).all()
     assert not lanes.memory.x.any()
+
+
+# --- rules and problems that a person writes, and that would give wrong results in silence ----------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Overwriting(fs.CDMAONE):
+    """Changes in place the thing that `what` names."""
+
+    what: fs.core.Count = 0
+
+    def update(self, client, z: Parameters, u: fs.core.Gradients) -> Reply:
+        def move(w, xi):
+            g = client.grad(w, xi) + u - client.grad(z, xi)
+            if self.what == 1:
+                w.x.sub_(self.eta * g.x)
+                return w
+            return fs.core.step(w, g, self.eta, self.gamma)
+
+        end = client.walk(move, z)
+        if self.what == 2:
+            u.y.zero_()
+        return Reply({"z": end})
+
+    def average(self, server, turn, z: Parameters):
+        if self.what == 3:
+            server.u.x.mul_(2)
+        return server._replace(z=z)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rescaling(fs.Quadratic):
+    def loss(self, z, xi):
+        rows = next(iter(xi.rows.values()))
+        rows *= 0.9
+        return super().loss(z, xi)
+
+
+@pytest.mark.parametrize("ask", [fs.Loop, fs.Vectorised])
+@pytest.mark.parametrize(
+    ("who", "what"),
+    [
+        ("phase update of", 1),
+        ("phase update of", 2),
+        ("the merge of phase update of", 3),
+        ("problem Resc", 4),
+    ],
+)
+def test_what_is_given_may_not_be_changed_in_place(ask, who, what):
+    problem = Rescaling(clients=12, dim_x=3, dim_y=4) if what == 4 else quadratic()
+    rule = Overwriting(0.05, 0.08, K=3, what=what)
+    with pytest.raises(fs.BadInput, match=f"{who}.* changes in place what it is given"):
+        fs.simulate(problem, rule, rounds=3, ask=ask())
+    fs.simulate(quadratic(), dataclasses.replace(rule, what=5), rounds=3, ask=ask())
+
+
+class Counted(NamedTuple):
+    z: Pair
+    n: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting(fs.CDMANC):
+    def init(self, z):
+        return Counted(z, torch.zeros((), dtype=torch.float32))
+
+    def average(self, server, turn, z: Parameters):
+        return Counted(z, server.n + turn.share)
+
+
+def test_a_server_stays_of_the_same_types():
+    """One that does not could not be resumed."""
+    with pytest.raises(fs.BadInput, match=r"n='float32\[\]'.*, not .*n='float64\[\]'"):
+        fs.simulate(quadratic(), Counting(0.05, 0.08, K=3), rounds=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class InTheMiddle(fs.CDMANC):
+    def phases(self):
+        (phase,) = super().phases()
+        return (dataclasses.replace(phase, steps=lambda chance: 10 if 0.25 < chance < 0.75 else 1),)
+
+
+def test_walks_of_any_random_lengths():
+    def end(rule, ask=None):
+        return fs.simulate(quadratic(), rule, rounds=12, ask=ask).z[0].x
+
+    found = end(InTheMiddle(0.05, 0.08))
+    torch.testing.assert_close(found, end(InTheMiddle(0.05, 0.08), fs.Loop()))
+    assert not torch.allclose(found, end(fs.CDMANC(0.05, 0.08, K=1)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Hesitant(fs.Quadratic):
+    def loss(self, z, xi):
+        value = super().loss(z, xi)
+        return value if value > 0 else 2 * value
+
+
+def test_looking_at_values_takes_a_loop():
+    problem = Hesitant(clients=12, dim_x=3, dim_y=4)
+    fs.simulate(problem, ALGORITHMS["cdma-ada"], rounds=2, ask=fs.Loop())
+    with pytest.raises(fs.BadInput, match=r"Hesitant with CDMAADA .* looks at values .*--engine loop"):
+        fs.simulate(problem, ALGORITHMS["cdma-ada"], rounds=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged(fs.Quadratic):
+    verdict: str = "tensor"
+
+    def evaluate(self, z):
+        odd = {
+            "tensor": torch.tensor(1.25),
+            "flag": True,
+            "huge": 1e200,
+            "word": "good",
+            "many": torch.ones(2),
+        }
+        return {} if self.verdict == "nothing" else {"metric": odd[self.verdict]}
+
+
+def test_metrics_are_numbers():
+    def ends(verdict):
+        return fs.simulate(
+            Judged(clients=12, dim_x=3, dim_y=4, verdict=verdict), ALGORITHMS["cdma-nc"], rounds=1
+        )
+
+    assert ends("tensor").last("metric") == [1.25]
+    assert ends("flag").last("metric") == [1.0]
+    assert ends("huge").alive == [False]
+    for verdict, told in [
+        ("word", "a number for each"),
+        ("many", "a number for each"),
+        ("nothing", "at least one"),
+    ]:
+        with pytest.raises(fs.BadInput, match=told):
+            ends(verdict)
+
+
+class Square(fs.Quadratic):
+    def init(self, seed):
+        z = super().init(seed)
+        return Pair(z.x[None], z.y)
+
+
+def test_players_are_flat_vectors():
+    with pytest.raises(fs.BadInput, match="x as one flat vector of floats"):
+        fs.simulate(Square(clients=12, dim_x=3, dim_y=4), ALGORITHMS["cdma-nc"], rounds=1)

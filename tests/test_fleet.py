@@ -261,6 +261,7 @@ def test_what_holds_for_every_end(quorum, data):
         ({"deadline": 1.0, "grace": -0.5}, "grace"),
         ({"deadline": 1.0, "grace": math.nan}, "grace"),
         ({"deadline": 1.0, "grace": math.inf}, "grace"),
+        ({"deadline": 1e308}, "deadline"),
     ],
 )
 def test_bad_quorums_are_refused(arguments, said):
@@ -446,6 +447,8 @@ def test_latency_drops_out_apart_from_delay_and_device():
         (Latency, {"median": math.nan}, "median"),
         (Latency, {"spread": -1.0}, "spread"),
         (Latency, {"spread": math.inf}, "spread"),
+        (Latency, {"spread": 700.0}, "spread"),
+        (Latency, {"median": 1e308}, "median"),
         (Latency, {"slow": 1.1}, "slow"),
         (Latency, {"slowdown": -2.0}, "slowdown"),
         (Latency, {"dropout": math.nan}, "dropout"),

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch.utils._pytree import tree_map
 
+import fedsaddle as fs
 from fedsaddle.cli import main
 from fedsaddle.engine import machine
 from fedsaddle.engine.vectorised import Vectorised
@@ -442,3 +443,50 @@ def test_a_foreign_experiment_is_not_overwritten(tmp_path, monkeypatch, capsys):
     (folder / "experiment.json").write_text("{}")
     assert fedsaddle(*ARGUMENTS, f"--out={folder}", "--resume", monkeypatch=monkeypatch) == 2
     assert everything(folder) == {"experiment.json": b"{}"}
+
+
+def test_metrics_are_filed_under_their_names(tmp_path, monkeypatch, capsys):
+    """In whatever order a problem gives them; others than at first are refused."""
+    plain, given = fs.Quadratic.evaluate, []
+
+    def turned(problem, z):
+        given.append(plain(problem, z))
+        return dict(reversed(given[-1].items())) if len(given) > 3 else given[-1]
+
+    monkeypatch.setattr(fs.Quadratic, "evaluate", turned)
+    once = [word for word in ARGUMENTS if "algorithm" not in word] + ["--algorithm=cdma-nc", "--seeds=0"]
+    assert fedsaddle(*once, f"--out={tmp_path / 'turned'}", monkeypatch=monkeypatch) == 0
+    with (tmp_path / "turned" / "rounds.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 7
+    for row, metrics in zip(rows, given, strict=True):
+        assert {name: float(row[name]) for name in metrics} == pytest.approx(metrics)
+
+    def more(problem, z):
+        given.append(plain(problem, z))
+        return given[-1] | ({"more": 1.0} if len(given) > 10 else {})
+
+    monkeypatch.setattr(fs.Quadratic, "evaluate", more)
+    assert fedsaddle(*once, f"--out={tmp_path / 'more'}", monkeypatch=monkeypatch) == 2
+    assert re.search(r"evaluate gave .*more after round \d+, and before that", capsys.readouterr().err)
+
+
+def test_many_seeds_that_diverge_end_one_by_one(tmp_path, monkeypatch):
+    """Their metrics come near the largest number there is, whose mean is no number."""
+    steps = [
+        "--set=algorithms.cdma-nc.eta=3.0",
+        "--set=algorithms.cdma-nc.gamma=3.0",
+        "--set=evaluate_every=1",
+    ]
+    words = [
+        "run",
+        "quadratic",
+        "--algorithm=cdma-nc",
+        "--seeds=0-19",
+        "--rounds=500",
+        "--set=problem.clients=20",
+    ]
+    words += [*steps, "--set=K=2", "--set=batch=5", "--quiet", f"--out={tmp_path / 'run'}"]
+    assert fedsaddle(*words, monkeypatch=monkeypatch) == 3  # none is left
+    with (tmp_path / "run" / "events.csv").open(newline="") as file:
+        assert {row["event"] for row in csv.DictReader(file)} == {"diverged"}

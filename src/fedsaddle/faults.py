@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsaddle import draws
 from fedsaddle.checks import NOT_FINITE, REASONS, origin
 from fedsaddle.core import Message, Pair
-from fedsaddle.errors import BadInput
+from fedsaddle.errors import MOST, BadInput
 
 SEEN = {"nan": REASONS[NOT_FINITE], "inf": REASONS[NOT_FINITE], "shape": "a shape is wrong"}
 DROP, DELAY, DUPLICATE, CORRUPT, HOSTILE = range(5)  # each has luck of its own
@@ -41,8 +41,8 @@ class Faults:
         for name in ("drop", "delay", "duplicate", "corrupt", "hostile"):
             if not 0 <= getattr(self, name) <= 1:
                 raise BadInput(f"{name} must be between 0 and 1, got {getattr(self, name)}")
-        if not 0 <= self.seconds < math.inf:
-            raise BadInput(f"seconds must be at least 0, got {self.seconds}")
+        if not 0 <= self.seconds <= MOST:
+            raise BadInput(f"seconds must be between 0 and {MOST:g}, got {self.seconds}")
         if not 0 < self.factor < math.inf:
             raise BadInput(f"factor must be above 0, got {self.factor}")
         if self.corruption not in (*SEEN, "sign", "scale"):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle import draws
-from fedsaddle.errors import BadInput, check_count
+from fedsaddle.errors import MOST, BadInput, check_count
 
 NEVER = math.inf
 
@@ -69,10 +69,10 @@ class Quorum:
             raise BadInput(
                 f"minimum must be at most {name} ({self.enough or self.invite}), got {self.minimum}"
             )
-        if self.deadline is not None and not 0 < self.deadline < math.inf:
-            raise BadInput(f"deadline must be a positive number of seconds, got {self.deadline}")
-        if not 0 <= self.grace < math.inf:
-            raise BadInput(f"grace must be a number of seconds, 0 or more, got {self.grace}")
+        if self.deadline is not None and not 0 < self.deadline <= MOST:
+            raise BadInput(f"deadline must be above 0 and at most {MOST:g} seconds, got {self.deadline}")
+        if not 0 <= self.grace <= MOST:
+            raise BadInput(f"grace must be between 0 and {MOST:g} seconds, got {self.grace}")
         if self.grace and self.deadline is None:
             raise BadInput("grace begins at the deadline: give a deadline too")
 
@@ -235,10 +235,10 @@ class Latency:
 
     def __post_init__(self) -> None:
         for name in ("median", "slowdown"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise BadInput(f"{name} must be above 0, got {getattr(self, name)}")
-        if not 0 <= self.spread < math.inf:
-            raise BadInput(f"spread must be at least 0, got {self.spread}")
+            if not 0 < getattr(self, name) <= MOST:
+                raise BadInput(f"{name} must be above 0 and at most {MOST:g}, got {getattr(self, name)}")
+        if not 0 <= self.spread <= 10:
+            raise BadInput(f"spread must be between 0 and 10, got {self.spread}")
         for name in ("slow", "dropout"):
             if not 0 <= getattr(self, name) <= 1:
                 raise BadInput(f"{name} must be between 0 and 1, got {getattr(self, name)}")
@@ -270,8 +270,8 @@ class Trace:
     period: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not 0 < self.seconds < math.inf:
-            raise BadInput(f"seconds must be above 0, got {self.seconds}")
+        if not 0 < self.seconds <= MOST:
+            raise BadInput(f"seconds must be above 0 and at most {MOST:g}, got {self.seconds}")
         spans, digest = read_trace(Path(self.path))
         if self.sha256 not in ("", digest):
             raise BadInput(f"the trace {self.path} has changed: its sha256 is {digest}, not {self.sha256}")

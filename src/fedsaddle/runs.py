@@ -33,6 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -363,6 +364,12 @@ class RunFolder:
         """The study whose state the checkpoint holds."""
         return (self._saved["state"] or {}).get("algorithm")
 
+    @cached_property
+    def _metrics(self) -> list[str]:
+        """What the columns of rounds.csv after the first ones are called."""
+        with (self.path / "rounds.csv").open(newline="", encoding="utf-8") as file:
+            return next(csv.reader(file))[len(KEYS["rounds.csv"]) :]
+
     def _commit(self) -> None:
         saved = {"format": FORMAT, "versions": _versions(), "experiment": self.plan.resolved, **self._saved}
         write_atomically(self.path / "checkpoint.json", _json({**saved, "checksum": _hash(_json(saved))}))
@@ -396,10 +403,14 @@ class RunFolder:
             if self.tables["rounds.csv"].empty:
                 self.tables["rounds.csv"].write([[*KEYS["rounds.csv"], *row.metrics]])
                 self.tables["traffic.csv"].write([KEYS["traffic.csv"]])
+            if set(row.metrics) != set(self._metrics):
+                raise BadInput(
+                    f"evaluate gave {', '.join(row.metrics)} after round {row.round}, and before that "
+                    f"{', '.join(self._metrics)}: its metrics must always be the same"
+                )
             counts = (row.floats_up, row.floats_down, row.time_simulated)
-            self.tables["rounds.csv"].write(
-                [[algorithm, row.seed, row.round, *counts, *row.metrics.values()]]
-            )
+            values = [row.metrics[name] for name in self._metrics]
+            self.tables["rounds.csv"].write([[algorithm, row.seed, row.round, *counts, *values]])
             flows = sorted(traffic(study, stop.lanes, row.lane).items())
             self.tables["traffic.csv"].write(
                 [algorithm, row.seed, row.round, flow.direction, *flow.content, floats]

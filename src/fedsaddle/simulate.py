@@ -122,11 +122,15 @@ def make_study(
             raise BadInput(
                 f"lanes must share one algorithm and its counts: {settings[0]} and {setting} do not"
             )
-    like = problem.init(seeds[0]).x
+    start = problem.init(seeds[0])
+    for player, value in zip("xy", start, strict=True):
+        if value.dim() != 1 or not value.is_floating_point():
+            kind = f"{value.dtype} of shape {tuple(value.shape)}"
+            raise BadInput(f"init must give {player} as one flat vector of floats, got {kind}")
 
     def by_lane(name: str) -> Tensor:
         values = [float(getattr(setting, name)) for setting in settings for _ in seeds]
-        return like.new_tensor(values, device=place)
+        return start.x.new_tensor(values, device=place)
 
     place = device_named(device)
     called = names or [type(setting).__name__ for setting in settings]

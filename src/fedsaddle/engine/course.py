@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedsaddle.engine.accounting import Content
 from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.rounds import Event, Lanes, Study, begin, play, points, which
+from fedsaddle.errors import BadInput
 from fedsaddle.history import Told
 from fedsaddle.problem import Measured, floats
+
+BEYOND = 1e150  # a metric of a lane that has diverged: its square is no number
 
 
 @dataclass(frozen=True)
@@ -60,18 +63,29 @@ def metrics_at(study: Study, lanes: Lanes, some: list[int]) -> dict[int, dict[st
     """Where these lanes are. A GPU works on all of them before it is asked for a number."""
     everywhere, problem, graphs = points(lanes.server), study.problem, study.graphs
     if not isinstance(graphs, Graphs) or not isinstance(problem, Measured):
-        return {lane: problem.evaluate(everywhere[lane]) for lane in some}
+        return {lane: numbers(problem.evaluate(everywhere[lane])) for lane in some}
     found = {lane: graphs("metrics", problem.measure, everywhere[lane]) for lane in some}
     return {lane: floats(metrics) for lane, metrics in found.items()}
 
 
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What a problem gives as metrics, as plain numbers."""
+    if not metrics:
+        raise BadInput("evaluate must give at least one metric")
+    try:
+        return {name: float(value) for name, value in metrics.items()}
+    except (TypeError, ValueError, RuntimeError):
+        raise BadInput(f"evaluate must give a number for each metric, got {metrics}") from None
+
+
 def evaluate(study: Study, lanes: Lanes, round: int) -> tuple[list[Row], list[Event]]:
-    """Judge every lane that is alive; one whose metrics are not finite has diverged."""
+    """Judge every lane that is alive; one whose metrics are not finite, or absurd, has diverged."""
     rows, events = [], []
     for lane, metrics in metrics_at(study, lanes, which(lanes.alive)).items():
-        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
+        bad = [name for name, value in metrics.items() if not abs(value) < BEYOND]
         if bad:
-            events.append(Event(lane, max(0, round - 1), "diverged", f"{bad[0]} is no longer finite"))
+            why = f"beyond {BEYOND:g}" if math.isfinite(metrics[bad[0]]) else "no longer finite"
+            events.append(Event(lane, max(0, round - 1), "diverged", f"{bad[0]} is {why}"))
             continue
         floats = traffic(study, lanes, lane)
         up, down = (

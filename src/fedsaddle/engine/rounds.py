@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fedsaddle import draws
 from fedsaddle.checks import REASONS, Checks, bounds, judge
@@ -25,7 +25,7 @@ from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.loop import Loop
 from fedsaddle.engine.tapes import Tapes
 from fedsaddle.engine.vectorised import Vectorised
-from fedsaddle.engine.visits import Extent, Task, Visits, projected
+from fedsaddle.engine.visits import Extent, Task, Visits, projected, untouched
 from fedsaddle.errors import BadInput
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import NEVER, Fleet, Quorum, Verdict, invite
@@ -39,6 +39,7 @@ Ask = Callable[[Task, Extent, Visits], dict[str, Any]]
 CPU = torch.device("cpu")
 Refused = dict[tuple[int, int, int], str]  # (lane, phase, client): why its answer is refused, or LOST
 LOST = "lost"
+CHANCES = [place / 32 for place in range(32)] + [1 - 2.0**-53]  # that tell whether walks differ
 AHEAD = 256  # lanes' phases that are drawn for at once
 Meeting = list[Gathering]  # one phase, lane by lane
 NOBODY = Gathering([], [], [], {}, [], 0.0, Verdict.ABANDON, [])  # where a history has ended
@@ -584,7 +585,7 @@ def roomy(phase: Phase, extent: Extent, longest: int) -> Extent:
 
 def varied(phase: Phase) -> bool:
     """Whether walks are of random lengths."""
-    return phase.steps(0.0) != phase.steps(1 - 2.0**-53)
+    return len({phase.steps(chance) for chance in CHANCES}) > 1
 
 
 def rounded_up(count: int) -> int:
@@ -613,7 +614,13 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
     there = torch.arange(calls.place.shape[1], device=study.device) < calls.answers[:, None]
 
     def one(algorithm: Algorithm, server: Any, turn: Turn, merged: Message) -> Any:
-        return projected(study.problem, algorithm.phases()[number].merge(server, turn, **merged))
+        phase = algorithm.phases()[number]
+        who = f"the merge of phase {phase.name} of {type(algorithm).__name__}"
+        with untouched(who, server):
+            after = projected(study.problem, phase.merge(server, turn, **merged))
+        if looks(after) != looks(server):
+            raise BadInput(f"{who} must give a server as it was: {looks(server)}, not {looks(after)}")
+        return after
 
     turn = Turn(calls.t.to(count.dtype), count / len(study.problem.federation))
     clips = bounds(study.merge.clip, study.kinds[number])
@@ -622,6 +629,13 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
         up = clipped(up, sent, clips)
     merged = tree_map(lambda answers: study.merge.rule(answers[calls.place], there), up)
     return study.per_lane(one, server, turn, merged)
+
+
+def looks(state: Any) -> str:
+    """Of what sizes and types a state is made."""
+    leaves, structure = tree_flatten(state)
+    kinds = [f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}" for leaf in leaves]
+    return str(tree_unflatten(kinds, structure))
 
 
 def shelf_of(study: Study, blank: Pair) -> torch.device:

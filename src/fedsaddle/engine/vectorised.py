@@ -107,7 +107,16 @@ class Vectorised:
             return answer(task, extent, rows, given)
 
         given = visits.given(task.federation)
-        result: dict[str, Any] = torch.func.vmap(one)(batch_rows(task, extent, given), given)
+        try:
+            result: dict[str, Any] = torch.func.vmap(one)(batch_rows(task, extent, given), given)
+        except RuntimeError as error:
+            if not str(error).startswith("vmap:"):
+                raise
+            who = f"{type(task.problem).__name__} with {type(task.algorithm).__name__}"
+            raise BadInput(
+                f"{who} cannot be computed for many clients at once, for it looks at values (.item(), if, a "
+                "shape that depends on them): write it without, or use --engine loop, ask=Loop()"
+            ) from error
         return result
 
     def _need(self, task: Task, extent: Extent, visits: Callable[[], Visits]) -> int:
@@ -139,7 +148,7 @@ class _Peak(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
+            if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
                 self._notice(leaf.untyped_storage())
         return result
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsaddle import draws
 from fedsaddle.core import Algorithm, Pair
+from fedsaddle.errors import BadInput
 from fedsaddle.problem import Batch, Constrained, Federation, Game, Minimax, Problem
 
 T = TypeVar("T")
@@ -77,6 +80,25 @@ class Extent(NamedTuple):
     rows: int  # of the largest client
     ragged: bool  # whether some walks are shorter
     ahead: bool = False  # whether gradients at the start of a walk are computed ahead, all at once
+
+
+@contextmanager
+def untouched(who: str, what: Any) -> Iterator[None]:
+    """Refuses one who changes in place what it was given: it is needed again, and a replay would differ."""
+    tensors = [value for value in tree_leaves(what) if isinstance(value, Tensor)]
+    before = [_version(tensor) for tensor in tensors]
+    yield
+    if [_version(tensor) for tensor in tensors] != before:
+        raise BadInput(
+            f"{who} changes in place what it is given; it must make new values (x = x - g, not x -= g)"
+        )
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was written to, whatever maps it is in."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor._version
 
 
 def field_of(problem: Problem) -> Field:
@@ -159,8 +181,9 @@ class Oracle:
 
     def grad(self, z: Pair, xi: Batch) -> Pair:
         slope = field_of(self.task.problem)
-        known = self._walk.grad(slope, z, xi) if self._walk else None
-        return slope(z, xi) if known is None else known
+        with untouched(f"problem {type(self.task.problem).__name__}", (z, xi.rows)):
+            known = self._walk.grad(slope, z, xi) if self._walk else None
+            return slope(z, xi) if known is None else known
 
     def full_grad(self, z: Pair) -> Pair:
         row = torch.arange(self.extent.rows, device=self.size.device)
@@ -209,5 +232,7 @@ def answer(task: Task, extent: Extent, batch_rows: Tensor, given: Given) -> dict
     mine: Algorithm = replace(algorithm, **given["hyper"])
     rest = {name: value for name, value in given.items() if name not in ("hyper", "down")}
     client = Oracle(task, extent, batch_rows, **rest)
-    reply = mine.phases()[task.phase].work(client, **given["down"])
+    phase = mine.phases()[task.phase]
+    with untouched(f"phase {phase.name} of {type(mine).__name__}", (given["down"], client.kept)):
+        reply = phase.work(client, **given["down"])
     return {"up": reply.up} if reply.keep is None else {"up": reply.up, "keep": reply.keep}
