@@ -183,7 +183,7 @@ def test_liars_ruin_the_mean_of_every_algorithm(name):
         (["faults.drop=1.5"], "drop must be between 0 and 1"),
         (["faults.corruption=red"], "faults.corruption"),
         (["faults.factor=0"], "factor must be above 0"),
-        (["faults.seconds=-1"], "seconds must be at least 0"),
+        (["faults.seconds=-1"], "seconds must be between 0"),
     ],
 )
 def test_what_cannot_be_used_is_refused(settings, why):

@@ -35,8 +35,6 @@ EXACT = {  # element by element, and correctly rounded
     _aten.neg.default,
     _aten.sub.Tensor,
 }
-
-
 HALVES = {torch.float16, torch.bfloat16}
 
 
@@ -174,7 +172,6 @@ class Recorder(TorchDispatchMode):
         taken: dict[int, Slot],  # by the tensor's id
         made: list[Any],
     ) -> None:
-
         varies = any(self.varies(tensor) for tensor in tensors)
         if (varies and _looks(func, tensors)) or len(self.steps) == LONGEST:
             self.usable = False
@@ -184,10 +181,10 @@ class Recorder(TorchDispatchMode):
         told = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
         for argument in schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
-                home = self.memory[taken[id(told[argument.name])]]
-                self.overwritten.add(home)
+                written = self.memory[taken[id(told[argument.name])]]
+                self.overwritten.add(written)
                 if varies:
-                    self._varying.add(home)
+                    self._varying.add(written)
         outs: list[Slot | None] = []
         for tensor in made:
             if not isinstance(tensor, Tensor):
