@@ -38,7 +38,7 @@ from fedsaddle.errors import BadInput, check_count
 from fedsaddle.problem import Problem
 
 MOST_WORKERS = 100_000
-START_SECONDS = 120.0  # that actors may take to start
+START_SECONDS = 300.0  # that actors may take to start
 CONNECT_SECONDS = 10.0
 DEATHS = 3  # of each worker without any answer in between, before the run is given up
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0 keeps a cluster on this machine's own address
