@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_map
 from fedsaddle.core import Algorithm
 from fedsaddle.engine import machine
 from fedsaddle.engine.graphs import Graphs
-from fedsaddle.engine.rounds import roomy, rounded_up
+from fedsaddle.engine.rounds import roomy, rounded_up, varied
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.engine.visits import Extent, Task, Visits
 from fedsaddle.errors import BadInput, check_count
@@ -90,7 +90,8 @@ class Worker:
 def _replayed(engine: Vectorised, graphs: Graphs, task: Task, job: Job, visits: Visits) -> dict[str, Any]:
     """The same, recorded and replayed."""
     real, lanes = len(visits), len(visits.by_lane["t"])
-    extent = roomy(job.algorithm.phases()[job.phase], job.extent, task.federation.longest)
+    phase = job.algorithm.phases()[job.phase]
+    extent = roomy(job.extent, varied(phase), task.federation.longest)
     count = rounded_up(real)
     pad = torch.arange(count, device=visits.key.device).clamp(max=real - 1)  # the last again and again
     padded: Any = tree_map(lambda rows: rows[pad], visits.rest)

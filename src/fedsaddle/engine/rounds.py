@@ -132,6 +132,11 @@ class Study:
         return torch.func.vmap(one)(self.hyper, *stacked)
 
     @cached_property
+    def varied(self) -> list[bool]:
+        """Whether the walks of each phase are of random lengths."""
+        return [varied(phase) for phase in self.algorithm.phases()]
+
+    @cached_property
     def postage(self) -> list[Postage]:
         """The floats of one message each way, phase by phase, read off one client's dry run."""
         lanes = begin(self)
@@ -456,7 +461,7 @@ def calls_of(
     client = torch.tensor([number for clients in asked for number in clients])
     phase = study.algorithm.phases()[number]
     steps = [phase.steps(0.0)] * len(study.seeds)
-    if varied(phase):
+    if study.varied[number]:
         chances = draws.uniform(draws.key(draws.STEPS, study.lane_seeds, round, number), 1)
         steps = [phase.steps(chance) for chance in chances.squeeze(-1).tolist()]
 
@@ -526,7 +531,7 @@ def exchange(
         return work(inputs)
     assert isinstance(vectorised, Vectorised)  # only that is recorded
     real, most = len(calls.lane), len(study.seeds) * study.quorum.wanted
-    extent = roomy(study.algorithm.phases()[number], extent, study.problem.federation.longest)
+    extent = roomy(extent, study.varied[number], study.problem.federation.longest)
 
     def recorded() -> dict[str, Any]:
         piece = max(8, most // 16)
@@ -577,10 +582,10 @@ def padded(inputs: dict[str, Any], visits: int) -> dict[str, Any]:
     return {**inputs, "calls": calls._replace(lane=lane, client=client, corrupt=corrupt), **more}
 
 
-def roomy(phase: Phase, extent: Extent, longest: int) -> Extent:
+def roomy(extent: Extent, varied: bool, longest: int) -> Extent:
     """A little more room than needed, so that few different shapes have to be recorded."""
-    steps = rounded_up(extent.steps) if varied(phase) else extent.steps
-    return Extent(steps, min(rounded_up(extent.rows), longest), ragged=varied(phase))
+    steps = rounded_up(extent.steps) if varied else extent.steps
+    return Extent(steps, min(rounded_up(extent.rows), longest), ragged=varied)
 
 
 def varied(phase: Phase) -> bool:
