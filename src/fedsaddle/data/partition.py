@@ -48,13 +48,12 @@ def divide(
 
 
 def by_label(labels: Tensor, clients: int) -> list[Tensor]:
-    """Sorted by label, then cut into equal blocks: nearly every client holds one class (the paper's way).
+    """Sorted by label, then cut into blocks: nearly every client holds one class (the paper's way).
 
-    Rows that do not fill a block are left out, fewer than one for each client.
+    The blocks' sizes differ by at most one. All rows are given away: those left out would be of one class.
     """
     _check(len(labels), clients)
-    order = torch.argsort(labels, stable=True)
-    return list(order[: len(labels) // clients * clients].split(len(labels) // clients))
+    return list(torch.argsort(labels, stable=True).tensor_split(clients))
 
 
 def iid(labels: Tensor, clients: int, seed: int) -> list[Tensor]:
