@@ -8,6 +8,7 @@ import hashlib
 import http.server
 import io
 import os
+import socket
 import sys
 import tarfile
 import threading
@@ -46,11 +47,21 @@ class Server(http.server.BaseHTTPRequestHandler):
         name = self.path.strip("/").removesuffix(".gz")
         asked = self.headers.get("Range", "")
         Server.log.append((name, asked))
+        if name.startswith("page/"):
+            page = b"<html>please log in</html>"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+            return
         if name not in DATA:
             self.send_error(404)
             return
         body = gzip.compress(DATA[name], mtime=0) if self.path.endswith(".gz") else DATA[name]
         start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
+        if start and start >= len(body):
+            self.send_error(416)
+            return
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(body) - start))
         self.end_headers()
@@ -138,6 +149,63 @@ def test_what_does_not_hash_right_is_not_kept(mirror, tmp_path, monkeypatch):
     with pytest.raises(BadInput, match=r"its b\.bin is not the file that is known"):
         sources.fetch("toy")
     assert in_cache(tmp_path) == {}
+
+
+def test_what_was_wrong_once_does_not_stay(mirror, tmp_path, monkeypatch):
+    """A page instead of a file, from one mirror or in one try: the next is asked for its own."""
+    other = Mirror(mirror.base + "page/", mirror.names)
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(other, mirror))
+    sources.fetch("toy")
+    assert in_cache(tmp_path) == DATA
+    assert sources.served_by("toy") == mirror.name
+
+
+@pytest.mark.parametrize("spoil", [lambda data: b"<html>", lambda data: data[:40] + bytes(99) + data[139:]])
+def test_what_cannot_be_unpacked_is_fetched_anew(mirror, tmp_path, monkeypatch, spoil):
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(mirror))
+    good = gzip.compress
+    monkeypatch.setattr(gzip, "compress", lambda data, mtime: spoil(good(data, mtime=mtime)))
+    with pytest.raises(BadInput, match=r"a\.bin\.gz cannot be opened"):
+        sources.fetch("toy")
+    monkeypatch.undo()
+    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path / "cache"))
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(mirror))
+    sources.fetch("toy")
+    assert in_cache(tmp_path) == DATA
+
+
+def test_an_archive_that_is_a_page_is_passed_over(mirror, tmp_path, monkeypatch):
+    page = Mirror(mirror.base + "page/", {name: name for name in DATA}, archive="all.tar")
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(page, mirror))
+    sources.fetch("toy")
+    assert in_cache(tmp_path) == DATA
+
+
+def test_a_download_stopped_at_its_very_end_is_no_end(mirror, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(mirror))
+    part = tmp_path / "cache" / "toy" / "incoming" / "a.bin.gz.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(gzip.compress(DATA["a.bin"], mtime=0))
+    sources.fetch("toy")
+    assert in_cache(tmp_path) == DATA
+
+
+def test_a_server_that_does_not_speak_the_language_is_passed_over(mirror, tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as rude:
+
+        def answer():
+            line, _ = rude.accept()
+            with line:
+                line.recv(1000)
+                line.sendall(b"what?\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        other = Mirror(f"http://127.0.0.1:{rude.getsockname()[1]}/", mirror.names)
+        monkeypatch.setattr(sources, "CATALOGUE", catalogue(other, mirror))
+        sources.fetch("toy")
+        thread.join()
+    assert in_cache(tmp_path) == DATA
 
 
 def test_a_damaged_cache_is_mended(mirror, tmp_path, monkeypatch):

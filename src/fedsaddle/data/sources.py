@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import io
 import json
 import os
@@ -20,6 +21,7 @@ import tempfile
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +40,10 @@ class NotServed(Exception):
     """A source did not serve a dataset; the message says why."""
 
 
+class Unfit(NotServed):
+    """What it served is something else."""
+
+
 @dataclass(frozen=True)
 class Mirror:
     """Files on a public web server, as they are, compressed by gzip one by one, or in one tar archive."""
@@ -53,19 +59,13 @@ class Mirror:
     def get(self, folder: Path, tell: Progress) -> dict[str, bytes]:
         if self.archive:
             download(self.base + self.archive, folder / self.archive, tell)
-            with tarfile.open(folder / self.archive) as tar:
-                return {file: _member(tar, there) for file, there in self.names.items()}
+            return _tar(self.names)(folder / self.archive)
         found = {}
         for file, there in self.names.items():
             download(self.base + there, folder / there, tell)
-            found[file] = (folder / there).read_bytes()
-            if not there.endswith(".gz"):
-                continue
-            try:
-                found[file] = gzip.decompress(found[file])
-            except (OSError, EOFError) as error:
-                (folder / there).unlink()
-                raise NotServed(f"{there} is damaged ({error})") from None
+            with _broken_archives(there):
+                data = (folder / there).read_bytes()
+                found[file] = gzip.decompress(data) if there.endswith(".gz") else data
         return found
 
 
@@ -183,9 +183,12 @@ def _get(name: str, files: Files, folder: Path, tell: Progress) -> None:
             found = source.get(incoming, tell)
             for file, expected in files.hashes.items():
                 if hashlib.sha256(found.get(file, b"")).hexdigest() != expected:
-                    raise NotServed(f"its {file} is not the file that is known")
+                    raise Unfit(f"its {file} is not the file that is known")
         except NotServed as error:
             failed.append(f"{source.name}: {error}")
+            if isinstance(error, Unfit):
+                for spoilt in incoming.iterdir():  # the next source may call its own the same
+                    spoilt.unlink()
             continue
         for file, data in found.items():
             (incoming / file).write_bytes(data)
@@ -206,6 +209,7 @@ def download(url: str, path: Path, tell: Progress) -> None:
     part = path.with_name(path.name + ".part")
     begun = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={begun}-"} if begun else {})
+    total = 0
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:
             if begun and getattr(answer, "status", 200) != 206:
@@ -216,8 +220,14 @@ def download(url: str, path: Path, tell: Progress) -> None:
                     file.write(chunk)
                     begun += len(chunk)
                     tell(url.rsplit("/", 1)[1], begun, total)
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        raise NotServed(str(getattr(error, "reason", error))[:200]) from None
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and begun:  # there is no more: the last try was stopped at the very end
+            part.unlink()
+            download(url, path, tell)
+            return
+        raise NotServed(str(error.reason)[:200]) from None
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+        raise NotServed(str(getattr(error, "reason", error) or type(error).__name__)[:200]) from None
     if begun < total:
         raise NotServed(f"{path.name} broke off after {begun} of {total} bytes")
     part.replace(path)
@@ -237,11 +247,12 @@ def _member(tar: tarfile.TarFile, name: str) -> bytes:
 
 
 @contextmanager
-def _broken_archives() -> Iterator[None]:
+def _broken_archives(what: str = "the package") -> Iterator[None]:
+    broken = (tarfile.TarError, zipfile.BadZipFile, zlib.error, subprocess.SubprocessError)
     try:
         yield
-    except (tarfile.TarError, zipfile.BadZipFile, KeyError, EOFError, OSError) as error:
-        raise NotServed(f"the package cannot be opened ({error})") from None
+    except (*broken, KeyError, EOFError, OSError) as error:
+        raise Unfit(f"{what} cannot be opened ({error})") from None
 
 
 def _tar(names: dict[str, str]) -> Opened:
