@@ -9,6 +9,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from itertools import count
@@ -180,10 +181,13 @@ def test_both_sides_agree_on_the_task_and_not_on_places(nine, tmp_path):
     )
     for change in ("batch=3", "K=4", "problem.dim_x=5", "algorithms.cdma-nc.eta=0.06"):
         assert wire.contract(plain, "cdma-nc") != wire.contract(plan_of(nine, change).resolved, "cdma-nc")
-    here, there = (
-        {**plain, "problem": {"name": "auc", "dataset": f"/{place}/a.csv", "sha256": place}} for place in "ab"
-    )
+
+    def having(place, what):
+        return {**plain, "problem": {"name": "auc", "dataset": f"/{place}/a.csv", "sha256": what}}
+
+    here, there, other = (having(*file) for file in ("ax", "bx", "by"))
     assert wire.contract(here, "cdma-nc") == wire.contract(there, "cdma-nc")
+    assert wire.contract(here, "cdma-nc") != wire.contract(other, "cdma-nc")  # not the same rows
 
 
 # --- a client ---------------------------------------------------------------------------------------------
@@ -432,6 +436,42 @@ def test_bad_answers_are_refused_and_then_their_client(nine, tmp_path, kind):
     assert_replays(tmp_path / "real")
 
 
+def test_who_was_put_right_is_invited_again_after_a_resume(nine, tmp_path):
+    settings = ["quorum={invite=4, minimum=3, deadline=5.0}"]
+    options = {"algorithms": ["cdma-nc"], "rounds": 8}
+    wrong = {0, 1, 2}
+
+    def answers(header, reply):
+        if header["client"] in wrong and header["round"] > 0:
+            reply.__dict__["_content"] = BAD["nan"][0](reply)
+        return [(0.0, reply)]
+
+    plan = plan_of(nine, *settings, **options)
+    with pytest.raises(BadInput, match="put those right that were refused, and resume"):
+        deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real")
+    before = len(told(tmp_path / "real"))
+    wrong.clear()
+    wrong.add(2)  # this one is not put right, and has one more try
+    deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real")
+    lines = told(tmp_path / "real")[before:]
+    assert sorted(lines[0]["used"]) == [0, 1, 3]
+    assert list(lines[0]["refused"]) == ["2"]
+    assert all(2 not in line["invited"] for line in lines[1:])
+
+
+def test_what_a_device_says_is_no_command_to_a_terminal(nine, tmp_path):
+    def answers(header, reply):
+        if header["client"] == 2:
+            reply.__dict__["_content"] = spoilt(reply, header={"run": "\x1b[2J\nerror: all is lost"})
+        return [(0.0, reply)]
+
+    plan = plan_of(nine, "quorum={invite=4, deadline=5.0}", algorithms=["cdma-nc"], rounds=1)
+    said = []
+    deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real", said)
+    assert any("all is lost" in line for line in said)
+    assert all(line.isprintable() for line in said)
+
+
 def test_the_norm_bound_of_an_experiment_holds_for_real_answers(nine, tmp_path):
     def answers(header, reply):
         floats = reply.content["floats"]
@@ -617,6 +657,28 @@ def test_devices_train_on_rows_that_the_server_never_sees(own, tmp_path):
     assert last[0].endswith("time_simulated,test_auc,test_precision")
 
 
+def test_counts_are_waited_for_and_looked_at(own, tmp_path):
+    """Nobody is there at first, and the one device that tells nonsense neither ends nor skews the run."""
+    path, files = own
+    plan = plan_of(path, "quorum={invite=2, minimum=2, deadline=5.0}", devices=True)
+
+    def answers(header, reply):
+        if "round" not in header and header["client"] == 2:
+            reply.__dict__["_content"] = spoilt(reply, header={"count.rows": 1, "count.positives": 10**9})
+        return [(0.0, reply)]
+
+    grid = Clients(plan, tmp_path / "nodes", answers)
+    sites = [Site.holding(plan_of(path, devices=True), n, tmp_path / str(n), str(files[n])) for n in range(3)]
+    grid.apps = {site.client: client_app(site) for site in sites}
+    grid.online = set()
+    threading.Timer(1.5, grid.online.update, [range(3)]).start()  # after everybody's patience
+    said = []
+    one = deployed(plan, grid, tmp_path / "real", said)
+    assert "2 devices hold 49 rows" in said
+    assert 0 < one.facts["p"] < 1
+    assert any(line.startswith("client 2 is refused: count.positives must be") for line in said)
+
+
 def test_what_does_not_fit_rows_on_devices_is_refused(own, nine, tmp_path):
     path, files = own
     with pytest.raises(BadInput, match="on devices"):
@@ -660,12 +722,14 @@ def test_keys_are_private_and_can_be_added_to(tmp_path):
         keys.make(tmp_path, 1)
 
 
-def ask_door(path, most=1000, method="POST", headers=((b"content-length", b"10"),), ready=True, door=None):
+def ask_door(
+    path, most=1000, method="POST", headers=((b"content-length", b"10"),), ready=True, door=None, status=200
+):
     passed = []
 
     async def inside(scope, receive, send):
         passed.append(scope["path"])
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.start", "status": status, "headers": []})
 
     async def send(event):
         passed.append(event.get("status"))
@@ -706,11 +770,16 @@ def test_large_bodies_are_not_read():
     piece = [(b"content-length", b"400"), (link.KEY, b"key")]
     assert [ask_door(path, headers=piece, door=door) for _ in range(3)] == [path, path, 413]
     assert ask_door(path, headers=[(b"content-length", b"400"), (link.KEY, b"other")], door=door) == path
+    for status in (401, 400):  # from a stranger with this public key, or nonsense from its owner
+        ask_door("/v1/fleet/push-messages", headers=piece, door=door, status=status)
+        assert ask_door(path, headers=piece, door=door) == 413
     ask_door("/v1/fleet/push-messages", headers=piece, door=door)  # a new answer
-    assert ask_door(path, headers=piece, door=door) == path
+    for _ in range(3):
+        assert ask_door(path, headers=piece, door=door, status=401) == path  # does not count
+    assert [ask_door(path, headers=piece, door=door) for _ in range(3)] == [path, path, 413]
 
 
-@pytest.mark.parametrize("text", ["nowhere", ":9092", "host:", "host:0", "host:99999", "host:port"])
+@pytest.mark.parametrize("text", ["nowhere", ":9092", "host:", "host:0", "host:99999", "host:port", "host:²"])
 def test_addresses_are_checked(text):
     with pytest.raises(BadInput, match="HOST:PORT"):
         deploy.parse_address(text, "--server")

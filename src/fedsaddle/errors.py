@@ -14,8 +14,13 @@ class BadInput(ValueError):
     """Input that cannot be used. The message is complete in one line, whatever was given."""
 
     def __init__(self, message: str) -> None:
-        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+        line = printable(message)
         super().__init__(line if len(line) <= LONGEST else line[: LONGEST - 4] + " ...")
+
+
+def printable(text: str) -> str:
+    """In one line, and without what a terminal would take for a command."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> BadInput:

@@ -300,7 +300,7 @@ def join(site: Site, address: Address, poll: float, app: App | None = None) -> i
 def parse_address(text: str, what: str) -> tuple[str, int]:
     """HOST:PORT"""
     host, sign, port = text.rpartition(":")
-    if not sign or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not sign or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise BadInput(f"{what} takes HOST:PORT, such as 127.0.0.1:9092; got '{text}'")
     return host.strip("[]"), int(port)
 

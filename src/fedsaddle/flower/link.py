@@ -89,7 +89,16 @@ class Outside:
         if not self._fits(scope["path"], scope["headers"]):
             await _say(send, 413)
             return
-        await self.inside(scope, receive, send)
+        status = 0
+
+        async def watched(event: Event) -> None:
+            nonlocal status
+            status = event["status"] if event["type"] == "http.response.start" else status
+            await send(event)
+
+        await self.inside(scope, receive, watched)
+        if 200 <= status < 300:  # only what was taken counts: a stranger may use anybody's public key
+            self._count(scope["path"], scope["headers"])
 
     def _fits(self, path: str, headers: list[tuple[bytes, bytes]]) -> bool:
         # Flower's client says how long a body is, and uvicorn holds it to that.
@@ -97,15 +106,19 @@ class Outside:
         chunked = any(name == b"transfer-encoding" for name, _ in headers)
         if chunked or len(lengths) != 1 or not lengths[0].isdigit() or int(lengths[0]) > self.most:
             return False
-        key = next((value for name, value in headers if name == KEY), b"")
+        so_far = self.pushed.get(_named(headers, KEY), 0) if path.endswith("/push-object") else 0
+        return so_far + int(lengths[0]) <= self.most
+
+    def _count(self, path: str, headers: list[tuple[bytes, bytes]]) -> None:
+        key = _named(headers, KEY)
         if path.endswith("/push-messages"):
-            if len(self.pushed) > 100_000:  # keys that nobody has registered are refused further in
-                self.pushed.clear()
             self.pushed[key] = 0
         elif path.endswith("/push-object"):
-            self.pushed[key] = self.pushed.get(key, 0) + int(lengths[0])
-            return self.pushed[key] <= self.most
-        return True
+            self.pushed[key] = self.pushed.get(key, 0) + int(_named(headers, b"content-length"))
+
+
+def _named(headers: list[tuple[bytes, bytes]], wanted: bytes) -> bytes:
+    return next((value for name, value in headers if name == wanted), b"")
 
 
 async def _say(send: Send, status: int) -> None:

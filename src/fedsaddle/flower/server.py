@@ -149,7 +149,10 @@ class Deployment:
     _begun: bool = False
 
     def recall(self, folder: Path) -> None:
-        """Learn from a run's history what this run knew when its checkpoint was made."""
+        """Learn from a run's history what this run knew when its checkpoint was made.
+
+        Somebody may have put right what was refused, so that everybody is invited at least once more.
+        """
         if not (folder / "checkpoint.json").exists():
             return
         table = read_checkpoint(folder)["tables"].get(HISTORY)
@@ -161,6 +164,8 @@ class Deployment:
             last = len(self.plan.studies[entry["algorithm"]].algorithm.phases()) - 1
             if entry["verdict"] == Verdict.GO.value and entry["phase"] == last:
                 self._keep(entry["algorithm"], entry["seed"], users, entry["round"])
+        most = min(map(most_strikes, self.plan.studies.values()))
+        self.refusals = Counter({client: min(count, most - 1) for client, count in self.refusals.items()})
 
     def _keep(self, name: str, seed: int, clients: list[int], round: int) -> None:
         """Note the round whose memory counts, for clients that took part in it."""
@@ -245,7 +250,7 @@ class Deployment:
         }
         expected = self._likes(study)[number]
         limits = {} if study.checks is None else bounds(study.checks.norm, study.kinds[number])
-        most = STRIKES if study.checks is None or study.checks.strikes is None else study.checks.strikes
+        most = most_strikes(study)
 
         def judge(reply: Envelope, client: int) -> Message:
             if reply.metadata.src_node_id != roll.nodes[client]:
@@ -355,7 +360,11 @@ class Deployment:
         if path is not None and path.exists():
             self.facts = json.loads(path.read_bytes())
         else:
-            counts = self._counts(problem)
+            counts: dict[int, Counts] = {}
+            while len(counts) < study.quorum.minimum:
+                barred = {client for client, count in self.refusals.items() if count >= STRIKES}
+                self._wait_for_nodes(study.quorum, list(self.roll.nodes), barred)
+                counts |= self._counts(problem)
             self.facts = problem.facts(list(counts.values()))
             self.roll.say(f"{len(counts)} devices hold {sum(one['rows'] for one in counts.values())} rows")
             if path is not None:
@@ -385,7 +394,8 @@ class Deployment:
                     if not reply.has_content():
                         raise Refused(str(reply.error.reason)[:200])
                     told = header_of(reply.content, {**header, "client": owed.client})
-                    counts[owed.client] = {key: integer(told, COUNT + key, 0, MOST) for key in wanted}
+                    rows = integer(told, COUNT + "rows", 1, MOST)
+                    counts[owed.client] = {key: integer(told, COUNT + key, 0, rows) for key in wanted}
                 except Refused as error:
                     self._strike(owed.client, str(error), STRIKES)
             time.sleep(POLL)
@@ -440,6 +450,11 @@ class Deployment:
             for _, owed, reply in self.roll.arrivals():
                 self.roll.drop(owed, reply)
             time.sleep(POLL)
+
+
+def most_strikes(study: Study) -> int:
+    """Refused answers after which a client is no longer invited."""
+    return STRIKES if study.checks is None or study.checks.strikes is None else study.checks.strikes
 
 
 def _of_lane(message: Message, lane: int) -> Message:

@@ -20,6 +20,7 @@ from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedsaddle.core import Message, Pair
+from fedsaddle.errors import printable
 
 HEADER, FLOATS = "header", "floats"
 COUNT, FACT = "count.", "fact."  # what a device tells of its rows, and what follows from all of them
@@ -30,6 +31,9 @@ Header = dict[str, int | str]
 
 class Refused(ValueError):
     """A message that does not fit. The text says why, for the other side to read."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(printable(why))  # it may hold what the other side said, and ends on a terminal
 
 
 def pack(header: Header, message: Message) -> RecordDict:
@@ -113,22 +117,20 @@ def size_of(message: Message) -> int:
 
 # --- what both sides must agree on --------------------------------------------------------------------------
 
-ELSEWHERE = ("dataset", "test", "path", "inception", "sha256", "test_sha256")  # files: each side has its own
+ELSEWHERE = ("dataset", "test", "path", "inception")  # where files lie: each side has its own
 
 
 def contract(resolved: dict[str, Any], algorithm: str) -> str:
     """A hash of what decides a client's answer: the task, the algorithm and its settings.
 
-    Rounds, seeds, quorum and fleet are the server's alone, and where a file lies is each side's own affair.
+    Rounds, seeds, quorum, fleet and the test file are the server's alone. Where a file lies is each side's
+    own affair; what is in it is not.
     """
-    task = resolved["problem"]
     problem = {
         key: value
-        for key, value in task.items()
-        if not (key in ELSEWHERE and ("/" in str(value) or "sha256" in key))
+        for key, value in resolved["problem"].items()
+        if not (key in ELSEWHERE and "/" in str(value)) and key != "test_sha256"
     }
-    if task.get("partition") == "devices":  # the one file that everybody has scales their columns
-        problem["sha256"] = task["sha256"]
     rule = {key: value for key, value in resolved["algorithms"][algorithm].items() if key != "invite"}
     agreed = {
         "problem": problem,
