@@ -16,7 +16,6 @@ An abandoned phase is the last of its round and uses nothing.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -184,8 +183,8 @@ def _told(text: str, rules: dict[str, Rules]) -> Told:
         raise _Broken(f"the experiment has no round {str(entry['round'])[:30]}")
     if not 0 <= entry["phase"] < rule.phases:
         raise _Broken(f"the algorithm has no phase {str(entry['phase'])[:30]}")
-    if not 0 <= entry["seconds"] < math.inf:
-        raise _Broken("'seconds' must be at least 0")
+    if not 0 <= entry["seconds"] < 1e300:
+        raise _Broken("'seconds' must be at least 0, and finite")
     if entry["verdict"] not in (Verdict.GO.value, Verdict.ABANDON.value):
         raise _Broken(f"'verdict' is neither go nor abandon but '{entry['verdict'][:40]}'")
     refused = {_client(key): str(why) for key, why in entry["refused"].items()}

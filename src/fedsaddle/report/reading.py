@@ -186,7 +186,8 @@ def read_pictures(folder: Path, label: str) -> Pictures | None:
     """The samples of an algorithm, if it makes any."""
     rounds = [
         int(path.stem.removeprefix(f"{label}-"))
-        for path in folder.glob(f"{label}-*.png")
+        for path in (folder.iterdir() if folder.is_dir() else ())
+        if path.name.startswith(f"{label}-") and path.suffix == ".png"
         if path.stem.removeprefix(f"{label}-").isdecimal()
     ]
     over = folder / f"{label}-rounds.png"
