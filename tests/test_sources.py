@@ -211,6 +211,9 @@ def test_a_server_that_does_not_speak_the_language_is_passed_over(mirror, tmp_pa
 def test_a_damaged_cache_is_mended(mirror, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "CATALOGUE", catalogue(mirror))
     folder = sources.fetch("toy")
+    with monkeypatch.context() as read_only:
+        read_only.setattr(sources, "FileLock", None)
+        assert sources.fetch("toy") == folder
     (folder / "b.bin").write_bytes(b"shorn")
     (folder / "mine.txt").write_text("a person's own")
     assert not sources.is_there("toy")

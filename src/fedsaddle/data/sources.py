@@ -163,6 +163,8 @@ def say(what: str, done: int, total: int) -> None:
 def fetch(name: str, tell: Progress = say) -> Path:
     """The folder of a dataset, got once from the first source that serves it, whoever else is asking."""
     files, folder = known(name), cache() / name
+    if is_there(name):  # where nobody may write, too
+        return folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(cache() / f"{name}.lock"):
