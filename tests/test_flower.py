@@ -298,7 +298,7 @@ def count_of(plan):
     return len(next(iter(plan.studies.values())).problem.federation)
 
 
-def deployed(plan, grid, folder, said=None):
+def deployed(plan, grid, folder, said=None, pardoned=0):
     """A run with the clients of this process."""
     roll = server.Roll(
         grid,
@@ -308,7 +308,7 @@ def deployed(plan, grid, folder, said=None):
     )
     one = server.Deployment(roll, plan, "0" * 32)
     run = RunFolder(folder, plan, resume=(folder / "checkpoint.json").exists())
-    one.recall(folder)
+    one.recall(folder, pardoned)
     try:
         execute(run, Quiet(), checkpoint_seconds=0, play=one.play)
     finally:
@@ -452,11 +452,16 @@ def test_who_was_put_right_is_invited_again_after_a_resume(nine, tmp_path):
     before = len(told(tmp_path / "real"))
     wrong.clear()
     wrong.add(2)  # this one is not put right, and has one more try
-    deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real")
+    with pytest.raises(BadInput, match="put those right"):  # a server that was only started again
+        deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real")
+    one = deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real", pardoned=before)
     lines = told(tmp_path / "real")[before:]
     assert sorted(lines[0]["used"]) == [0, 1, 3]
     assert list(lines[0]["refused"]) == ["2"]
     assert all(2 not in line["invited"] for line in lines[1:])
+    again = server.Deployment(one.roll, plan, "0" * 32)
+    again.recall(tmp_path / "real", before)
+    assert again.refusals == one.refusals
 
 
 def test_what_a_device_says_is_no_command_to_a_terminal(nine, tmp_path):

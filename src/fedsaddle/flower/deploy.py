@@ -37,7 +37,7 @@ from fedsaddle.flower import keys, link
 from fedsaddle.flower.client import Site, client_app
 from fedsaddle.flower.grid import PromptGrid
 from fedsaddle.flower.node import Address, App, attend
-from fedsaddle.flower.server import Deployment, Roll, server_app
+from fedsaddle.flower.server import Deployment, Roll, entries, server_app
 from fedsaddle.flower.supervise import Child, Family, asked_to_end
 from fedsaddle.runs import Interrupted, Plan, write_atomically
 
@@ -111,6 +111,7 @@ def serve(server: Server, tend: Callable[[], None] = nothing, end: Callable[[], 
     public = check(server)
     server.room.mkdir(mode=0o700, parents=True, exist_ok=True)
     largest = Site(server.plan, 0, server.room).prepare()
+    resumed = len(entries(server.folder))  # before this, whoever was refused may have been put right
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="fedsaddle-") as private, asked_to_end() as asked:
         family, socket = Family(), Path(private) / "superlink"
@@ -133,7 +134,7 @@ def serve(server: Server, tend: Callable[[], None] = nothing, end: Callable[[], 
                     raise BadInput(
                         f"cannot listen on {place} (see {log}); is something else listening there?"
                     )
-                code = _rounds(server, public, family, hub, socket, asked, tend)
+                code = _rounds(server, public, family, hub, socket, asked, tend, resumed)
                 if code is not None:
                     return code
                 say("the SuperLink has ended; starting it again")
@@ -150,6 +151,7 @@ def _rounds(
     socket: Path,
     asked: Callable[[], bool],
     tend: Callable[[], None],
+    resumed: int,
 ) -> int | None:
     """Run ServerApps until one is done: its exit code. None if the SuperLink has died."""
     failed, before = 0, _progress(server)
@@ -157,7 +159,7 @@ def _rounds(
         nodes = link.register(socket, public)
         while True:
             run, token = link.start_run(socket)
-            app = family.start("ServerApp", partial(_server, server, nodes, socket, token))
+            app = family.start("ServerApp", partial(_server, server, nodes, socket, token, resumed))
             while app.alive() and hub.alive() and not asked():
                 time.sleep(0.1)
                 tend()
@@ -191,7 +193,7 @@ def _progress(server: Server) -> float:
         return 0.0
 
 
-def _server(server: Server, nodes: dict[int, int], socket: Path, token: str) -> int:
+def _server(server: Server, nodes: dict[int, int], socket: Path, token: str, resumed: int) -> int:
     """The ServerApp's process: what Flower's own runner does, with our app."""
     asked = server.asked()
     client = link.runtime_client(socket, token)
@@ -209,7 +211,7 @@ def _server(server: Server, nodes: dict[int, int], socket: Path, token: str) -> 
         deployment = Deployment(
             Roll(grid, nodes, asked, say), server.plan, run_name(server.room), folder=server.room
         )
-        deployment.recall(server.folder)
+        deployment.recall(server.folder, resumed)
         code = server.work(deployment, _progress(server) > 0)
         if code in (0, 3):
             with contextlib.suppress(Interrupted):  # then somebody does not want to wait

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from flwr.app import Context
@@ -148,24 +148,22 @@ class Deployment:
     folder: Path | None = None  # where they are kept
     _begun: bool = False
 
-    def recall(self, folder: Path) -> None:
+    def recall(self, folder: Path, pardoned: int = 0) -> None:
         """Learn from a run's history what this run knew when its checkpoint was made.
 
-        Somebody may have put right what was refused, so that everybody is invited at least once more.
+        After the first so many entries a person has resumed it, who may have put right what was refused: from
+        there on everybody is invited at least once more.
         """
-        if not (folder / "checkpoint.json").exists():
-            return
-        table = read_checkpoint(folder)["tables"].get(HISTORY)
-        data = verified(folder / HISTORY, table["sha256"], table["length"]) if table else b""
         users: list[int] = []
-        for entry in map(json.loads, data.decode().splitlines()):
+        most = min(map(most_strikes, self.plan.studies.values()))
+        for number, entry in enumerate(entries(folder), 1):
             self.refusals.update(map(int, entry["refused"]))
+            if number == pardoned:
+                self.refusals = Counter({one: min(count, most - 1) for one, count in self.refusals.items()})
             users = entry["used"] if entry["phase"] == 0 else [*users, *entry["used"]]
             last = len(self.plan.studies[entry["algorithm"]].algorithm.phases()) - 1
             if entry["verdict"] == Verdict.GO.value and entry["phase"] == last:
                 self._keep(entry["algorithm"], entry["seed"], users, entry["round"])
-        most = min(map(most_strikes, self.plan.studies.values()))
-        self.refusals = Counter({client: min(count, most - 1) for client, count in self.refusals.items()})
 
     def _keep(self, name: str, seed: int, clients: list[int], round: int) -> None:
         """Note the round whose memory counts, for clients that took part in it."""
@@ -450,6 +448,15 @@ class Deployment:
             for _, owed, reply in self.roll.arrivals():
                 self.roll.drop(owed, reply)
             time.sleep(POLL)
+
+
+def entries(folder: Path) -> list[dict[str, Any]]:
+    """What a run's history held when its checkpoint was made."""
+    if not (folder / "checkpoint.json").exists():
+        return []
+    table = read_checkpoint(folder)["tables"].get(HISTORY)
+    data = verified(folder / HISTORY, table["sha256"], table["length"]) if table else b""
+    return [json.loads(line) for line in data.decode().splitlines()]
 
 
 def most_strikes(study: Study) -> int:
