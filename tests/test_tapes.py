@@ -8,10 +8,15 @@ import torch
 
 import fedsaddle as fs
 from fedsaddle.engine import recording, tapes, vectorised
+from fedsaddle.engine.course import course
 from fedsaddle.engine.rounds import begin, play, points
 from fedsaddle.problems import AUC
 from zoo import ALGORITHMS, Pictures, quadratic
 
+STEPS = {
+    name: [field.name for field in dataclasses.fields(rule) if field.name.startswith(("eta", "c_eta"))]
+    for name, rule in ALGORITHMS.items()
+}  # what makes a lane diverge
 QUORUM = fs.Quorum(invite=6, enough=4, minimum=2, deadline=30.0, grace=10.0)
 
 
@@ -277,3 +282,28 @@ def test_shipped_networks_are_recorded(at_once):
     study, _ = run(problem, dataclasses.replace(ALGORITHMS["cdma-ada"], K=2), rounds=3)
     assert study.graphs._tapes
     assert all(isinstance(tape, tapes.Tape) for tape in study.graphs._tapes.values())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("seed", range(4))
+def test_answers_may_shrink_and_grow(name, seed, monkeypatch, at_once):
+    """Visits are played as one tape or in pieces, as many as there are: never by the wrong one.
+
+    Lanes drop out and diverge, and cohorts are of any size.
+    """
+    luck = random.Random(f"{name}{seed}")
+    monkeypatch.setattr(vectorised, "SMALL", luck.choice([0, 1 << 30]))
+    monkeypatch.setattr(vectorised, "PIECE", luck.choice([1, 1 << 11, 1 << 13]))
+    fleet, quorum = fs.Dropout(luck.choice([0.2, 0.8])), fs.Quorum(invite=10)
+    wild = dataclasses.replace(ALGORITHMS[name], **{luck.choice(STEPS[name]): 1e200})
+    found = []
+    for ask in (fs.Vectorised(), fs.Loop()):
+        study = fs.make_study(
+            quadratic(), [ALGORITHMS[name], wild], seeds=(0, 1), quorum=quorum, fleet=fleet, batch=2, ask=ask
+        )
+        stops = list(course(study, 9, 3))
+        found.append((stops[-1].lanes, [event.what for stop in stops for event in stop.events]))
+    (taped, told), (plain, expected) = found
+    assert_same(taped, plain, 1e-10)
+    assert told == expected
+    assert "diverged" in told

@@ -541,7 +541,7 @@ def exchange(
         visits = visits if isinstance(graphs, Tapes) else min(most, visits)
         own = inputs if visits == real else padded(inputs, visits)
         if isinstance(graphs, Tapes) and piece < visits:
-            shape = (number, extent, piece)
+            shape = ("pieces", number, extent, piece)  # not what a whole phase of so many visits is
             return work(own, lambda visits: graphs.pieces(shape, ask, visits, piece))
         found: dict[str, Any] = graphs((number, extent, visits), work, own)
         return found
