@@ -89,7 +89,7 @@ def test_metrics_against_scikit_learn():
 
 
 def test_grad_phi_is_the_slope_of_the_loss_at_the_best_alpha():
-    problem = AUC(network="logistic")
+    problem = AUC(network="logistic", grad_phi=True)
     z = problem.init(2)
     xi = whole(problem)
     s, positive = problem.scores(z.x, xi.rows["input"]), xi.rows["positive"]
@@ -228,7 +228,11 @@ def test_vectorised_equals_loop_on_images():
 
 def test_auc_rises():
     outcome = fs.simulate(
-        AUC(network="mlp"), fs.CDMAONE(0.1, 0.1, K=5), rounds=30, quorum=fs.Quorum(invite=8), batch=5
+        AUC(network="mlp", grad_phi=True),
+        fs.CDMAONE(0.1, 0.1, K=5),
+        rounds=30,
+        quorum=fs.Quorum(invite=8),
+        batch=5,
     )
     assert outcome.rows[0].metrics["test_auc"] < 0.9
     assert outcome.last("test_auc")[0] > 0.98

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_map
 import fedsaddle as fs
 from fedsaddle import draws
 from fedsaddle.core import Pair
-from fedsaddle.engine import graphs
+from fedsaddle.data import federated
+from fedsaddle.engine import cuts, graphs
 from fedsaddle.engine.course import metrics_at
 from fedsaddle.engine.ray import Job, Worker, _arrays
 from fedsaddle.engine.rounds import begin, calls_of, kept_by, play, points, send, visits_of
@@ -70,8 +71,14 @@ def assert_same(one, other, tolerance):
     assert (one.completed, one.clock, one.posted) == (other.completed, other.clock, other.posted)
 
 
+@pytest.fixture(params=[0, 99], ids=["by step", "whole"])
+def by_step(request, monkeypatch):
+    """A walk is recorded one step at a time, or as a whole."""
+    monkeypatch.setattr(cuts, "ONE_BY_ONE", request.param)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_captured_equals_eager_equals_loop(name):
+def test_captured_equals_eager_equals_loop(name, by_step):
     problem, algorithm = quadratic(), ALGORITHMS[name]
     _, expected = run(problem, algorithm, ask=fs.Loop())
     assert 0 < min(expected.completed) < 6  # some rounds are abandoned
@@ -82,7 +89,7 @@ def test_captured_equals_eager_equals_loop(name):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_captured_equals_loop_on_a_network(name):
+def test_captured_equals_loop_on_a_network(name, by_step):
     problem = fs.AUC(dataset="digits", clients=40, partition="dirichlet", network="mlp")
     _, expected = run(problem, ALGORITHMS[name], rounds=3, ask=fs.Loop())
     study, lanes = run(problem, ALGORITHMS[name], rounds=3, device="cuda")
@@ -92,7 +99,7 @@ def test_captured_equals_loop_on_a_network(name):
 
 
 @pytest.mark.parametrize("name", ["cdma-nc", "cdma-ada"])
-def test_captured_equals_loop_with_convolutions(name):
+def test_captured_equals_loop_with_convolutions(name, by_step):
     _, expected = run(Pictures(), ALGORITHMS[name], ask=fs.Loop())
     _, lanes = run(Pictures(), ALGORITHMS[name], device="cuda")
     assert_same(lanes, expected, 1e-9)
@@ -105,7 +112,7 @@ class Precise(fs.GAN):
         return fs.Pair(*(value.double() for value in super().init(seed)))
 
 
-def test_captured_equals_loop_on_a_gan():
+def test_captured_equals_loop_on_a_gan(by_step):
     problem = Precise(objective="non-saturating", clients=40, partition="dirichlet")
     _, expected = run(problem, ALGORITHMS["cdma-ada"], rounds=2, ask=fs.Loop())
     study, lanes = run(problem, ALGORITHMS["cdma-ada"], rounds=2, device="cuda")
@@ -203,11 +210,11 @@ def test_when_a_gpu_runs_out_of_memory_smaller_parts_are_computed(captured):
 
 def test_memory_that_runs_out_in_a_recording_is_no_end(monkeypatch):
     """Memory that was enough before a recording need not be enough in it."""
-    problem, ask, record = quadratic(), fs.Vectorised(), graphs.record
+    problem, ask, recorded = quadratic(), fs.Vectorised(), graphs.recorded
     _, expected = run(problem, ALGORITHMS["codasca"], device="cuda")
 
     def cramped(work, inputs):
-        tape = record(work, inputs)
+        tape = recorded(work._replace(walk=None), inputs)
 
         def play(places):
             answers = tape(places)
@@ -217,7 +224,7 @@ def test_memory_that_runs_out_in_a_recording_is_no_end(monkeypatch):
 
         return play
 
-    monkeypatch.setattr(graphs, "record", cramped)
+    monkeypatch.setattr(graphs, "recorded", cramped)
     _, lanes = run(problem, ALGORITHMS["codasca"], device="cuda", ask=ask)
     assert ask._at_once <= 3
     assert_same(lanes, expected, 1e-10)
@@ -338,3 +345,56 @@ def test_merges_faults_and_checks_can_be_recorded(name, guard):
         assert_same(lanes, expected, 1e-10)
         assert lanes.strikes == expected.strikes
     assert study.graphs._recordings
+
+
+def test_a_walk_of_any_length_has_few_recordings():
+    problem, rule = quadratic(), ALGORITHMS["catalyst-scaffold-s"]
+    study, lanes = run(problem, rule, rounds=20, device="cuda")
+    assert sum(isinstance(one, graphs.Walk) for one in study.graphs._recordings.values()) <= 4
+    assert_same(lanes, run(problem, rule, rounds=20, ask=fs.Loop())[1], 1e-9)
+
+
+def test_what_a_study_held_on_a_gpu_is_given_back():
+    problem = fs.AUC(dataset="digits", clients=40, network="mlp")
+    held = []
+    for _ in range(3):
+        study, lanes = run(problem, ALGORITHMS["cdma-ada"], device="cuda")
+        metrics_at(study, lanes, [0, 1, 2])
+        study.close()
+        del study, lanes
+        gc.collect()
+        torch.cuda.empty_cache()
+        held.append(torch.cuda.memory_reserved())
+    assert max(held) <= 1.05 * held[0]
+
+
+def test_an_evaluation_that_runs_out_of_memory_looks_at_fewer_rows(monkeypatch):
+    problem = fs.AUC(dataset="digits", clients=40, network="mlp")
+    study, lanes = run(problem, ALGORITHMS["cdma-ada"], rounds=1, device="cuda")
+    expected, scores = metrics_at(study, lanes, [0, 1]), fs.AUC.scores
+
+    def cramped(self, x, inputs):
+        if len(inputs) > 200:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return scores(self, x, inputs)
+
+    monkeypatch.setattr(fs.AUC, "scores", cramped)
+    monkeypatch.setattr(federated, "CHUNK", {"cpu": 1000, "cuda": 1000})
+    study.graphs.forget()
+    with pytest.warns(fs.Notice, match="at most 125 rows"):
+        found = metrics_at(study, lanes, [0, 1])
+    for lane, metrics in expected.items():
+        assert found[lane] == pytest.approx(metrics, rel=1e-4)
+
+
+def test_what_cannot_be_captured_is_computed_plainly_and_said(monkeypatch):
+    def measure(self, z):
+        return {"test_auc": torch.tensor(float(z.x.norm()), device=z.x.device)}
+
+    problem = fs.AUC(dataset="digits", clients=40, network="mlp")
+    study, lanes = run(problem, ALGORITHMS["cdma-ada"], rounds=1, device="cuda")
+    monkeypatch.setattr(fs.AUC, "measure", measure)
+    with pytest.warns(fs.Notice, match="the evaluation of AUC cannot be recorded"):
+        found = metrics_at(study, lanes, [1])
+    assert found[1]["test_auc"] == pytest.approx(float(points(lanes.server)[1].x.norm()))
+    play(study, lanes, 1)  # the GPU is as well as before

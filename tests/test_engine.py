@@ -343,11 +343,11 @@ class Cramped(fs.Vectorised):
         super().__init__()
         self.sizes = []
 
-    def _ask(self, task, extent, visits):
+    def _ask(self, task, extent, visits, stage=None):
         self.sizes.append(len(visits))
         if len(visits) > self.most:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
-        return super()._ask(task, extent, visits)
+        return super()._ask(task, extent, visits, stage)
 
 
 def test_when_memory_runs_out_smaller_parts_are_computed_and_it_is_said_once():
@@ -377,7 +377,7 @@ def test_a_visit_that_does_not_fit_alone_is_refused():
 
 def test_another_failure_is_not_taken_for_a_lack_of_memory():
     class Broken(Cramped):
-        def _ask(self, task, extent, visits):
+        def _ask(self, task, extent, visits, stage=None):
             raise RuntimeError("shapes do not fit")
 
     with pytest.raises(RuntimeError, match="shapes do not fit"):

@@ -61,9 +61,10 @@ def in_little(experiment: str) -> tuple[int, list[str]]:
         return 2, [*TOY, "problem.network=digits", "problem.samples=200", "batch=3", "K=3", *long]
     if tables["problem"]["name"] == "robust":
         return 10, [*TOY, "problem.hidden=16"]
+    more = ["problem.grad_phi=true"] if tables["problem"]["name"] == "auc" else []
     if tables["problem"].get("network") in ("lenet5", "cifar-cnn"):
-        return 3, [*TOY, "K=2", "batch=2"]
-    return 10, TOY
+        return 3, [*TOY, *more, "K=2", "batch=2"]
+    return 10, [*TOY, *more]
 
 
 def some_rounds(experiment: str) -> dict[str, dict[str, float]]:

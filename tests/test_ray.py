@@ -281,10 +281,10 @@ def test_a_worker_answers_and_tells_when_its_memory_runs_out(monkeypatch):
     visits = visits_of(study, send(study, lanes.server, 0), calls, kept)
     expected = study.ask(study.task(0), extent, visits)
 
-    def cramped(self, task, extent, visits):
+    def cramped(self, task, extent, visits, stage=None):
         if len(visits) > 2:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        return ask(self, task, extent, visits)
+        return ask(self, task, extent, visits, stage)
 
     monkeypatch.setattr(fs.Vectorised, "_ask", cramped)
     threads = torch.get_num_threads()

@@ -337,10 +337,10 @@ def test_a_diverged_lane_is_told_and_the_others_go_on(tmp_path, monkeypatch, cap
 def test_a_lack_of_memory_is_told_and_written_down(tmp_path, monkeypatch, capsys):
     ask = Vectorised._ask
 
-    def cramped(self, task, extent, visits):
+    def cramped(self, task, extent, visits, stage=None):
         if len(visits) > 3:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        return ask(self, task, extent, visits)
+        return ask(self, task, extent, visits, stage)
 
     monkeypatch.setattr(Vectorised, "_ask", cramped)
     words = [word for word in ARGUMENTS if word != "--quiet"]

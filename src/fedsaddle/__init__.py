@@ -17,7 +17,7 @@ from fedsaddle.core import Pair
 from fedsaddle.engine.loop import Loop
 from fedsaddle.engine.ray import Ray
 from fedsaddle.engine.vectorised import Vectorised
-from fedsaddle.errors import BadInput
+from fedsaddle.errors import BadInput, Notice
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
 from fedsaddle.merges import Mean, Median, Merge, TrimmedMean
@@ -62,6 +62,7 @@ __all__ = [
     "Mean",
     "Median",
     "Merge",
+    "Notice",
     "Outcome",
     "Pair",
     "Paper",

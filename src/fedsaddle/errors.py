@@ -18,6 +18,10 @@ class BadInput(ValueError):
         super().__init__(line if len(line) <= LONGEST else line[: LONGEST - 4] + " ...")
 
 
+class Notice(UserWarning):
+    """What a person should hear though the run goes on: something is slower, or less than was asked for."""
+
+
 def printable(text: str) -> str:
     """In one line, and without what a terminal would take for a command."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -21,12 +21,12 @@ from filelock import FileLock
 from torch import Tensor, nn
 
 from fedsaddle import networks
-from fedsaddle.data import sources
+from fedsaddle.data import federated, sources
 from fedsaddle.data.datasets import Dataset, scaled
 from fedsaddle.errors import BadInput
 from fedsaddle.scores import Moments, moments
 
-CHUNK = 500  # pictures looked at together
+CHUNK = 500  # pictures looked at together, or as many as rows may be
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,8 @@ def _enlargement(old: int, new: int, like: Tensor) -> Tensor:
 def look(judge: Judge, pictures: Tensor, device: torch.device) -> Tensor:
     """The features of all pictures, bytes or in [-1, 1]."""
     with torch.no_grad():
-        return torch.cat([judge.features(scaled(rows.to(device))) for rows in pictures.split(CHUNK)])
+        together = min(CHUNK, federated.CHUNK[device.type])
+        return torch.cat([judge.features(scaled(rows.to(device))) for rows in pictures.split(together)])
 
 
 def real_moments(judge: Judge, pictures: Tensor, device: torch.device) -> Moments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -26,7 +27,7 @@ class Batch(NamedTuple):
         return mean
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Federation:
     """All clients' data: one table of rows, cut into one run of rows for each client."""
 
@@ -61,6 +62,7 @@ class Federation:
                 {name: table.to(device) for name, table in tables.items()} for tables in (self.rows, self.own)
             )
             self._copies[device] = Federation(rows, self.sizes.to(device), own)
+            _COPIED.add(self)
         return self._copies[device]
 
     def __len__(self) -> int:
@@ -68,6 +70,15 @@ class Federation:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Federation, (self.rows, self.sizes, self.own)  # copies on other devices stay behind
+
+
+_COPIED: weakref.WeakSet[Federation] = weakref.WeakSet()
+
+
+def release(device: torch.device) -> None:
+    """Forget all copies of rows on a device. Whoever still uses one keeps it; others copy anew."""
+    for held in list(_COPIED):
+        held._copies.pop(device, None)
 
 
 class Problem(Protocol):

@@ -537,6 +537,7 @@ def execute(
                 took = saved_at - now
         assert stop is not None  # a course has at least its start
         folder.finish(study, stop)
+        study.close()  # nothing of one algorithm is held while the next one runs
         diary.note(algorithm, time.monotonic() - began)
 
 

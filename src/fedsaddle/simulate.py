@@ -224,4 +224,5 @@ def simulate(
         events += stop.events
         if watch is not None:
             watch(stop)
+    study.close()
     return Outcome(rows, events, points(stop.lanes.server), stop.lanes.alive)

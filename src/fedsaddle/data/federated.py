@@ -9,10 +9,11 @@ from torch import Tensor
 
 from fedsaddle.data.datasets import DATASETS, Dataset
 from fedsaddle.data.partition import divide
-from fedsaddle.errors import unknown
+from fedsaddle.errors import BadInput, unknown
 from fedsaddle.problem import Federation
 
 CHUNK = {"cpu": 1_000, "cuda": 30_000}  # rows evaluated at a time: what a cache holds, or a GPU needs
+FEWEST = 50
 
 
 def named(dataset: str) -> Dataset:
@@ -36,6 +37,17 @@ def held_out(data: Dataset) -> Federation:
     """The test rows, as one client would hold them: they too are moved to a device once."""
     rows = {"input": data.test_inputs, "label": data.test_labels}
     return Federation(rows, sizes=torch.tensor([len(data.test_labels)]))
+
+
+def fewer(device: str) -> int:
+    """Evaluate half as many rows at a time from now on, for memory is short. How many that are."""
+    if CHUNK[device] <= FEWEST:
+        raise BadInput(
+            f"memory ran out with {CHUNK[device]} rows at a time: lower the number of seeds, or use a "
+            "machine with more memory"
+        )
+    CHUNK[device] = max(FEWEST, CHUNK[device] // 2)
+    return CHUNK[device]
 
 
 def chunks(*tables: Tensor) -> Iterator[tuple[Tensor, ...]]:

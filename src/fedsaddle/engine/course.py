@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from fedsaddle.data import federated
 from fedsaddle.engine.accounting import Content
 from fedsaddle.engine.graphs import Graphs
+from fedsaddle.engine.memory import until_it_fits
+from fedsaddle.engine.recording import Work
 from fedsaddle.engine.rounds import Event, Lanes, Study, begin, play, points, which
-from fedsaddle.errors import BadInput
+from fedsaddle.errors import BadInput, Notice
 from fedsaddle.history import Told
 from fedsaddle.problem import Measured, floats
 
@@ -60,12 +64,30 @@ def traffic(study: Study, lanes: Lanes, lane: int) -> Counter[Flow]:
 
 
 def metrics_at(study: Study, lanes: Lanes, some: list[int]) -> dict[int, dict[str, float]]:
-    """Where these lanes are. A GPU works on all of them before it is asked for a number."""
+    """Where these lanes are. A GPU works on all of them before it is asked for a number.
+
+    If memory runs out, fewer rows are looked at together.
+    """
     everywhere, problem, graphs = points(lanes.server), study.problem, study.graphs
-    if not isinstance(graphs, Graphs) or not isinstance(problem, Measured):
-        return {lane: numbers(problem.evaluate(everywhere[lane])) for lane in some}
-    found = {lane: graphs("metrics", problem.measure, everywhere[lane]) for lane in some}
-    return {lane: floats(metrics) for lane, metrics in found.items()}
+
+    def measured() -> dict[int, dict[str, float]]:
+        if not isinstance(graphs, Graphs) or not isinstance(problem, Measured):
+            return {lane: numbers(problem.evaluate(everywhere[lane])) for lane in some}
+        work = Work(f"the evaluation of {type(problem).__name__}", problem.measure, cold=True)
+        found = {lane: graphs("metrics", work, everywhere[lane]) for lane in some}
+        return {lane: floats(metrics) for lane, metrics in found.items()}
+
+    def shrink() -> None:
+        if graphs is not None:
+            graphs.forget()
+        rows = federated.fewer(study.device.type)
+        warnings.warn(
+            f"memory ran out in an evaluation; from now on at most {rows} rows are looked at together",
+            Notice,
+            stacklevel=2,
+        )
+
+    return until_it_fits(measured, shrink)
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

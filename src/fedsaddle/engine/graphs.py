@@ -1,61 +1,213 @@
 """CUDA graphs: a computation is recorded once for each shape and then replayed without Python.
 
 Thousands of small kernels make up a round. Launched one by one they keep a GPU waiting for Python nearly
-all of the time; replayed as one graph they do not. What goes into the graph is a shortened tape.
+all of the time; replayed as one graph they do not. What goes into the graph is a shortened tape; of a walk,
+one graph is its first step with all that every step needs, one is any later step, one is what comes after.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedsaddle.engine.recording import record
+from fedsaddle.engine.memory import give_back, out_of_memory
+from fedsaddle.engine.recording import (
+    Looks,
+    Notices,
+    Unrecordable,
+    WalkTape,
+    Work,
+    plainly,
+    rebuilt,
+    recorded,
+    tensors_of,
+)
+
+NEAR = 0.02  # how far a replay may be from the computation, relative to its size, before it is distrusted
 
 
-class Recording(NamedTuple):
+class Recording(Protocol):
+    """Something to replay."""
+
+    @property
+    def inputs(self) -> Any:
+        """Where it reads from."""
+
+    def replay(self, steps: int) -> Any:
+        """What it makes of its inputs. The next replay writes to the same place."""
+
+
+class Whole(NamedTuple):
+    """A computation in one graph."""
+
+    inputs: Any
     graph: torch.cuda.CUDAGraph
-    inputs: Any  # where it reads from
-    outputs: Any  # where it writes to
+    outputs: Any
     work: Any  # what it was made of, which holds the constants that it reads
+
+    def replay(self, steps: int) -> Any:
+        self.graph.replay()
+        return self.outputs
+
+
+class Walk(NamedTuple):
+    """A computation around a walk, in three graphs. One replay of `next` is one more step."""
+
+    inputs: Any
+    first: torch.cuda.CUDAGraph
+    next: torch.cuda.CUDAGraph
+    last: torch.cuda.CUDAGraph
+    outputs: Any
+    work: Any
+    held: Any  # what one graph leaves to the others
+
+    def replay(self, steps: int) -> Any:
+        self.first.replay()
+        for _ in range(1, steps):
+            self.next.replay()
+        self.last.replay()
+        return self.outputs
 
 
 class Graphs:
-    """The recordings of one study. They share their memory, so only one may be replayed at a time."""
+    """The recordings of one study. They share their memory, so only one may be replayed at a time.
 
-    def __init__(self) -> None:
-        self._recordings: dict[Hashable, Recording] = {}
+    Together they hold at most `limit()` bytes; when another does not fit, all are given back first.
+    """
+
+    def __init__(self, limit: Callable[[], float] = lambda: float("inf")) -> None:
+        self._recordings: dict[Hashable, Recording | None] = {}  # None: computed plainly
         self._pool: Any = None
+        self._limit = limit
+        self._held = self._dearest = 0  # bytes of all recordings, and of the largest
+        self._notices = Notices()
 
-    def __call__(self, shape: Hashable, work: Callable[[Any], Any], inputs: Any) -> Any:
+    def __contains__(self, shape: Hashable) -> bool:
+        return shape in self._recordings
+
+    def __call__(self, shape: Hashable, work: Work, inputs: Any) -> Any:
         """work(inputs), by a replay. All it does with its inputs must follow from their `shape`."""
         if shape not in self._recordings:
             self._recordings[shape] = self._record(work, inputs)
         recording = self._recordings[shape]
+        if recording is None:
+            return work.whole(inputs)
         for place, value in zip(tree_leaves(recording.inputs), tree_leaves(inputs), strict=True):
             place.copy_(value, non_blocking=True)
-        recording.graph.replay()
-        return tree_map(Tensor.clone, recording.outputs)  # the next replay writes to the same place
+        found = tree_map(Tensor.clone, recording.replay(work.steps))
+        if self._notices.due() and not near(found, work.whole(inputs)):
+            self._recordings[shape] = None
+            self._notices.differs(work.name)
+        return found
 
     def forget(self) -> None:
         """Give back the memory of all recordings."""
         self._recordings.clear()
-        self._pool = None
+        self._pool, self._held, self._dearest = None, 0, 0
 
-    def _record(self, work: Callable[[Any], Any], inputs: Any) -> Recording:
+    def close(self) -> None:
+        """Give everything back; a use after this begins anew."""
+        self.forget()
+        give_back()
+
+    def _record(self, work: Work, inputs: Any) -> Recording | None:
+        if self._recordings and self._held + self._dearest > self._limit():
+            self.forget()
+            give_back()
+        before = torch.cuda.memory_reserved()
+        try:
+            return self._captured(work, inputs)
+        except Unrecordable as why:
+            reason = str(why)
+        except RuntimeError as error:
+            # What reads a value back, or copies from the CPU, cannot be captured.
+            if out_of_memory(error):
+                raise
+            reason = str(error).splitlines()[0]
+        finally:
+            cost = max(0, torch.cuda.memory_reserved() - before)
+            self._held, self._dearest = self._held + cost, max(self._dearest, cost)
+        self._notices.plain(work.name, reason)
+        return None
+
+    def _captured(self, work: Work, inputs: Any) -> Recording:
         places = tree_map(lambda value: value.to("cuda", copy=True), inputs)
-        # Libraries set themselves up on their first calls, which cannot be part of a graph.
+        # Libraries set themselves up on their first calls, and problems keep what they copy to a GPU. None of
+        # that can be part of a graph.
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            work = record(work, places) or work
-            work(places)
+            if work.cold:
+                work.whole(places)
+            tape = _tape(work, places)
+            if isinstance(tape, WalkTape):
+                tape(places, 2)
+            else:
+                tape(places)
         torch.cuda.current_stream().wait_stream(aside)
+        if isinstance(tape, WalkTape):
+            return self._walk(tape, places)
+        graph, outputs = self._capture(lambda: tape(places))
+        return Whole(places, graph, outputs, tape)
+
+    def _walk(self, tape: WalkTape, places: Any) -> Walk:
+        state = [torch.empty_like(value) for value in tape.first(tensors_of(places))[: tape.state]]
+        at = torch.ones((), dtype=torch.int64, device="cuda")
+        homes = {value.untyped_storage()._cdata for value in state}
+
+        def keep(moved: tuple[Tensor, ...]) -> None:
+            # What is still in the old state must not be overwritten before it is copied.
+            apart = [value.clone() if value.untyped_storage()._cdata in homes else value for value in moved]
+            for place, value in zip(state, apart, strict=True):
+                place.copy_(value)
+
+        def begin() -> tuple[Tensor, ...]:
+            found = tape.first(tensors_of(places))
+            keep(found[: tape.state])
+            at.fill_(1)
+            return found[tape.state :]
+
+        def go_on() -> None:
+            keep(tape.next([*state, at], left))
+            at.add_(1)
+
+        with plainly():
+            first, left = self._capture(begin)
+            further, _ = self._capture(go_on)
+            last, outputs = self._capture(lambda: tape.last(state, left))
+        results = rebuilt(tape.results, iter(outputs))
+        return Walk(places, first, further, last, results, tape, (state, at, left))
+
+    def _capture(self, work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            outputs = work(places)
+            outputs = work()
         self._pool = graph.pool()
-        return Recording(graph, places, outputs, work)
+        return graph, outputs
+
+
+def _tape(work: Work, places: Any) -> Callable[..., Any]:
+    """What goes into a graph: a tape; or the work itself, which need not be what a tape can tell."""
+    try:
+        return recorded(work, places)
+    except Looks:
+        raise
+    except Unrecordable:
+        if work.varied:
+            raise
+        return work.whole
+
+
+def near(one: Any, other: Any) -> bool:
+    """Whether two computations came to about the same: a GPU does not add in the same order every time."""
+    for mine, theirs in zip(tree_leaves(one), tree_leaves(other), strict=True):
+        if not mine.is_floating_point():
+            continue
+        far, size = (mine - theirs).norm(), theirs.norm()
+        if bool(torch.isfinite(far) & torch.isfinite(size) & (far > NEAR * (NEAR + size))):
+            return False
+    return True

@@ -30,8 +30,8 @@ from torch.utils._pytree import tree_map
 
 from fedsaddle.core import Algorithm
 from fedsaddle.engine import machine
+from fedsaddle.engine.cuts import Cut, rounded_up, varied
 from fedsaddle.engine.graphs import Graphs
-from fedsaddle.engine.rounds import roomy, rounded_up, varied
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.engine.visits import Extent, Task, Visits
 from fedsaddle.errors import BadInput, check_count
@@ -91,17 +91,15 @@ def _replayed(engine: Vectorised, graphs: Graphs, task: Task, job: Job, visits: 
     """The same, recorded and replayed."""
     real, lanes = len(visits), len(visits.by_lane["t"])
     phase = job.algorithm.phases()[job.phase]
-    extent = roomy(job.extent, varied(phase), task.federation.longest)
+    cut = Cut(engine, task, job.extent, varied(phase), task.federation.longest)
     count = rounded_up(real)
     pad = torch.arange(count, device=visits.key.device).clamp(max=real - 1)  # the last again and again
     padded: Any = tree_map(lambda rows: rows[pad], visits.rest)
-
-    def work(inputs: Any) -> dict[str, Any]:
-        return engine(task, extent, Visits(inputs[0], *inputs[1]))
-
-    answers = graphs((job.phase, extent, count, lanes), work, (visits.by_lane, padded))
-    cut: dict[str, Any] = tree_map(lambda rows: rows[:real], answers)
-    return cut
+    engine.measure(task, cut.room, lambda: visits)
+    work = cut.work(lambda inputs: Visits(inputs[0], *inputs[1]), lambda inputs, visits, answers: answers)
+    answers = graphs((job.phase, cut.key, count, lanes), work, (visits.by_lane, padded))
+    cut_back: dict[str, Any] = tree_map(lambda rows: rows[:real], answers)
+    return cut_back
 
 
 def _share() -> int:

@@ -8,9 +8,12 @@ is done twice, or is needed by nobody. The results keep their bits. TorchScript'
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fedsaddle.errors import Notice
+
 LONGEST = 50_000  # operations; a longer computation is not recorded
+RECHECK, RECHECK_LESS = 64, 8  # replays before one is compared again, and how much rarer each time
 SMALL = 1 << 20  # bytes of a value that is kept instead of being computed in every replay
 
 _aten = torch.ops.aten
@@ -36,6 +42,14 @@ EXACT = {  # element by element, and correctly rounded
     _aten.sub.Tensor,
 }
 HALVES = {torch.float16, torch.bfloat16}
+
+
+class Unrecordable(Exception):
+    """What cannot be recorded, and why: it is computed plainly."""
+
+
+class Looks(Unrecordable):
+    """What cannot even be captured on a GPU, for what it does depends on values."""
 
 
 class Slot(int):
@@ -110,10 +124,18 @@ class Recorder(TorchDispatchMode):
         self.memory: list[Slot] = []  # of each slot, the first one in the same memory
         self.looks: list[Look] = []
         self.overwritten: set[Slot] = set()  # memory that some operation writes to
-        self.usable = True
+        self.trouble: Unrecordable | None = None  # why this cannot be replayed
         self._slots = WeakIdKeyDictionary()
-        self.inputs = [self._new(value) for value in inputs]
-        self._varying = {self.memory[slot] for slot in self.inputs}  # memory whose values depend on them
+        self.inputs: list[Slot] = []
+        self._varying: set[Slot] = set()  # memory whose values depend on them
+        self.add_inputs(inputs)
+
+    def add_inputs(self, inputs: list[Tensor]) -> list[Slot]:
+        """What a replay is given."""
+        slots = [self._new(value) for value in inputs]
+        self.inputs += slots
+        self._varying.update(self.memory[slot] for slot in slots)
+        return slots
 
     def slot(self, tensor: Tensor) -> Slot:
         slot: Slot | None = self._slots.get(tensor)
@@ -151,17 +173,21 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        # Whatever cannot be written down is computed all the same; why is kept.
         try:
             taken = {id(tensor): self.slot(tensor) for tensor in tensors}
-        except Exception:  # whatever it is, it is computed all the same
-            self.usable = False
+        except Exception as error:
+            self._give_up(Unrecordable(f"{func}: {_line(error)}"))
         result = func(*args, **kwargs)
-        if self.usable:
+        if self.trouble is None:
             try:
                 self._write_down(func, args, kwargs, tensors, taken, tree_leaves(result))
-            except Exception:
-                self.usable = False
+            except Exception as error:
+                self._give_up(Unrecordable(f"{func}: {_line(error)}"))
         return result
+
+    def _give_up(self, why: Unrecordable) -> None:
+        self.trouble = self.trouble or why
 
     def _write_down(
         self,
@@ -173,8 +199,10 @@ class Recorder(TorchDispatchMode):
         made: list[Any],
     ) -> None:
         varies = any(self.varies(tensor) for tensor in tensors)
-        if (varies and _looks(func, tensors)) or len(self.steps) == LONGEST:
-            self.usable = False
+        if varies and _looks(func, tensors):
+            self._give_up(Looks(f"{func} depends on values"))
+        if len(self.steps) == LONGEST:
+            self._give_up(Unrecordable(f"it takes more than {LONGEST} operations"))
         if torch.Tag.inplace_view in func.tags:  # the memory stays as it is, so it is a view like others
             func = getattr(getattr(_aten, func._schema.name[6:-1]), func._overloadname)
         schema = func._schema
@@ -256,9 +284,11 @@ def shortened(tape: Recorder, wanted: list[Slot]) -> tuple[list[Step], dict[Slot
         blank = {slot: tape.stand_in(slot) for slot in step.slots} if step.operation in FILLS else {}
         if all(slot in known for slot in step.slots) or blank:
             found = step.run(blank or known)
-            if sum(value.nbytes for value in found.values()) <= SMALL:
+            small = sum(value.nbytes for value in found.values()) <= SMALL
+            if small or _moved(step, tape):
                 known |= found
-                same |= {slot: seen.setdefault(_contents(value), slot) for slot, value in found.items()}
+                if small:
+                    same |= {slot: seen.setdefault(_contents(value), slot) for slot, value in found.items()}
                 continue
         for place, slot in enumerate(step.results):
             where, how = (tape.memory[slot], tape.looks[slot]), (step.name, place)
@@ -270,6 +300,11 @@ def shortened(tape: Recorder, wanted: list[Slot]) -> tuple[list[Step], dict[Slot
     steps = _needed(_Together(_needed(steps, wanted), tape).steps, wanted)
     used = {slot for step in steps for slot in step.slots} | set(wanted)
     return steps, {slot: value for slot, value in known.items() if slot in used}, wanted
+
+
+def _moved(step: Step, tape: Recorder) -> bool:
+    """Whether it copies to another device, which a replay should not, and a graph cannot."""
+    return len({tape.looks[slot].device.type for slot in (*step.slots, *step.results)}) > 1
 
 
 def _contents(value: Tensor) -> Hashable:
@@ -431,51 +466,265 @@ _CODES: dict[Any, int] = {
 
 @dataclass(frozen=True)
 class Tape:
+    """A computation that is replayed as it was recorded."""
+
     function: Callable[..., Any]
     known: list[Tensor]
     results: Any  # what comes out, with None for its tensors
 
     def __call__(self, inputs: Any) -> Any:
-        # As recorded: the interpreter's own improvements would begin only at the third replay.
-        with torch.inference_mode(), optimized_execution(False):
-            found = self.function(*_tensors(inputs), *self.known)
-        return _rebuilt(self.results, iter([value.clone() for value in found]))  # fit for gradients again
+        with plainly():
+            found = self.function(*tensors_of(inputs), *self.known)
+        return rebuilt(self.results, iter([value.clone() for value in found]))  # fit for gradients again
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+@dataclass(frozen=True)
+class Part:
+    """One of the parts of a computation around a walk."""
+
+    function: Callable[..., Any]
+    carried: list[int]  # which of the values it needs that the first part has left
+    known: list[Tensor]
+
+    def __call__(self, given: Sequence[Tensor], left: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = self.function(
+            *given, *(left[place] for place in self.carried), *self.known
+        )
+        return found
+
+
+@dataclass(frozen=True)
+class WalkTape:
+    """A computation around a walk: its first step, any later step, and what comes after the last.
+
+    What a step needs and does not depend on where the walk is, is computed once, with the first step.
+    """
+
+    first: Part  # inputs -> where the walk is, and what the others need
+    next: Part  # where the walk is, the number of the step -> where it is then
+    last: Part  # where the walk is -> results
+    state: int  # tensors that say where the walk is
+    results: Any
+
+    def __call__(self, inputs: Any, steps: int) -> Any:
+        with plainly():
+            found = self.first(tensors_of(inputs))
+            state, left = found[: self.state], found[self.state :]
+            for number in range(1, steps):
+                state = self.next([*state, _number(number)], left)
+            found = self.last(state, left)
+        return rebuilt(self.results, iter([value.clone() for value in found]))
+
+
+@lru_cache(maxsize=4096)
+def _number(number: int) -> Tensor:
+    return torch.tensor(number)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """As recorded: the interpreter's own improvements would begin only at the third replay."""
+    with torch.inference_mode(), optimized_execution(False):
+        yield
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
     """As `tree_leaves`, for what rounds are made of, in a fraction of its time."""
     if isinstance(tree, Tensor):
         return [tree]
     parts = tree.values() if isinstance(tree, dict) else tree
-    return [tensor for part in parts for tensor in _tensors(part)]
+    return [tensor for part in parts for tensor in tensors_of(part)]
 
 
-def _rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
+def rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
     if like is None:
         return next(tensors)
     if isinstance(like, dict):
-        return {name: _rebuilt(part, tensors) for name, part in like.items()}
-    parts = [_rebuilt(part, tensors) for part in like]
+        return {name: rebuilt(part, tensors) for name, part in like.items()}
+    parts = [rebuilt(part, tensors) for part in like]
     return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
 
 
-def record(work: Callable[[Any], Any], inputs: Any) -> Tape | None:
-    """A tape of work(inputs), or None if it cannot be recorded.
+def record(work: Callable[[Any], Any], inputs: Any) -> Tape:
+    """A tape of work(inputs).
 
     What is computed outside PyTorch, as by NumPy, is not seen: in a replay it would be what it was.
     """
-    inputs = tree_map(Tensor.clone, inputs)  # two inputs may be the same tensor
-    if not all(map(_ordinary, _tensors(inputs))):
-        return None
-    recorder = Recorder(_tensors(inputs))
+    inputs, recorder = _begun(inputs)
     with torch.no_grad(), recorder:
         found = work(inputs)
-    if not recorder.usable:
-        return None
+    with _or_say_why(recorder):
+        steps, known, wanted = shortened(recorder, [recorder.slot(value) for value in tensors_of(found)])
+        function = interpreted([*recorder.inputs, *known], steps, wanted)
+    return Tape(function, [*known.values()], tree_map(lambda _: None, found))
+
+
+class Walkable(NamedTuple):
+    """A computation around a walk, cut where its steps are: three functions of the inputs."""
+
+    first: Callable[[Any], Any]  # inputs -> where the walk is after its first step
+    next: Callable[[Any, Any, Tensor], Any]  # inputs, where it is, the number of the step -> where it is then
+    last: Callable[[Any, Any], Any]  # inputs, where it is -> results
+
+
+class Work(NamedTuple):
+    """What is recorded and replayed, or computed plainly."""
+
+    name: str  # for a person
+    whole: Callable[[Any], Any]  # all of it, as it is
+    walk: Walkable | None = None  # the same, cut where its walk makes a step
+    steps: int = 0  # of the walk, this time
+    varied: bool = False  # whether they differ from time to time
+    cold: bool = False  # whether it is done for the first time: problems keep what they copy to a device
+
+    def play(self, tape: Tape | WalkTape, inputs: Any) -> Any:
+        """The same by a replay."""
+        return tape(inputs, self.steps) if isinstance(tape, WalkTape) else tape(inputs)
+
+
+class Notices:
+    """What a person should hear of recordings: each thing once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+        self._replays = 0
+        self._next = RECHECK
+
+    def due(self) -> bool:
+        """Whether the replay that comes should be compared with the computation: now and then, ever rarer."""
+        self._replays += 1
+        if self._replays < self._next:
+            return False
+        self._next *= RECHECK_LESS
+        return True
+
+    def plain(self, name: str, why: str) -> None:
+        self._say(f"{name} cannot be recorded and is computed plainly, which is slower: {why}")
+
+    def differs(self, name: str) -> None:
+        self._say(
+            f"{name} gives other values when it is replayed, so it is computed plainly now, which is slower: "
+            "does the problem or the algorithm compute outside PyTorch, draw random numbers, or change a "
+            "value that it computes with?"
+        )
+
+    def _say(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            warnings.warn(line, Notice, stacklevel=2)
+
+
+def record_walk(walk: Walkable, inputs: Any) -> WalkTape:
+    """A recording of a computation around a walk of any number of steps."""
+    inputs, recorder = _begun(inputs)
+    given = list(recorder.inputs)
+    with torch.no_grad():
+        with recorder:
+            begun = tree_map(Tensor.contiguous, walk.first(inputs))
+        state, end = (tree_map(Tensor.clone, begun) for _ in range(2))
+        at = torch.ones((), dtype=torch.int64, device=tensors_of(begun)[0].device)
+        moving = recorder.add_inputs([*tensors_of(state), at])
+        with recorder:
+            moved = tree_map(Tensor.contiguous, walk.next(inputs, state, at))
+        ending = recorder.add_inputs(tensors_of(end))
+        with recorder:
+            found = walk.last(inputs, end)
+    kinds = [[(value.shape, value.dtype) for value in tensors_of(one)] for one in (begun, moved)]
+    if kinds[0] != kinds[1]:
+        raise Unrecordable("a step gives other shapes or types than it is given")
+    with _or_say_why(recorder):
+        ends = [[recorder.slot(value) for value in tensors_of(one)] for one in (begun, moved, found)]
+        steps, known, flat = shortened(recorder, [slot for one in ends for slot in one])
+        count = len(ends[0])
+        wanted = [flat[:count], flat[count : 2 * count], flat[2 * count :]]
+        first, *others = parted(steps, recorder, [moving, ending])
+        carried, parts = list[Slot](), list[Part]()
+        for own, inside, out in zip(others, (moving, ending), wanted[1:], strict=True):
+            made = {slot for step in own for slot in step.results} | set(inside)
+            used = dict.fromkeys(slot for step in own for slot in step.slots) | dict.fromkeys(out)
+            needs = [slot for slot in used if slot not in made and slot not in known]
+            carried += [slot for slot in needs if slot not in carried]
+            parts.append(_part(inside, needs, carried, own, out, known))
+        start = _part(given, [], [], first, [*wanted[0], *carried], known)
+    further, last = parts
+    return WalkTape(start, further, last, count, tree_map(lambda _: None, found))
+
+
+def _part(
+    given: list[Slot],
+    needs: list[Slot],
+    carried: list[Slot],
+    steps: list[Step],
+    wanted: list[Slot],
+    known: dict[Slot, Tensor],
+) -> Part:
+    used = {slot for step in steps for slot in step.slots} | set(wanted)
+    constants = [slot for slot in known if slot in used]
+    function = interpreted([*given, *needs, *constants], steps, wanted)
+    return Part(function, [carried.index(slot) for slot in needs], [known[slot] for slot in constants])
+
+
+def parted(steps: list[Step], tape: Recorder, groups: list[list[Slot]]) -> list[list[Step]]:
+    """The steps that depend on none of these groups of inputs, and those that do, group by group.
+
+    Loop-invariant code motion: what does not depend on where a walk is, need not be computed in every step.
+    Memory that is written in place belongs to one part.
+    """
+    homes: dict[Slot, int] = {}  # of memory that is written to: the part that does all of it
+    while True:
+        part = {slot: number for number, group in enumerate(groups, 1) for slot in group}
+        found: list[list[Step]] = [[] for _ in range(len(groups) + 1)]
+        before = dict(homes)
+        for step in steps:
+            written = {tape.memory[slot] for slot in (*step.slots, *step.results)} & tape.overwritten
+            belongs = {part.get(slot, 0) for slot in step.slots} | {
+                homes.get(memory, 0) for memory in written
+            }
+            belongs -= {0}
+            if len(belongs) > 1:
+                raise Unrecordable("a step of the walk and what comes after it write to the same memory")
+            if torch.Tag.nondeterministic_seeded in step.operation.tags:
+                raise Unrecordable(f"{step.operation} draws random numbers")
+            own = next(iter(belongs), 0)
+            part |= dict.fromkeys(step.results, own)
+            homes |= dict.fromkeys(written, own)
+            found[own].append(step)
+        if homes == before:
+            return found
+
+
+def _begun(inputs: Any) -> tuple[Any, Recorder]:
+    inputs = tree_map(Tensor.clone, inputs)  # two inputs may be the same tensor
+    if not all(map(_ordinary, tensors_of(inputs))):
+        raise Unrecordable("it is given tensors of half precision, or not plain ones")
+    return inputs, Recorder(tensors_of(inputs))
+
+
+@contextmanager
+def _or_say_why(recorder: Recorder) -> Iterator[None]:
+    """What was written down, made into something that can be played; or why it cannot."""
+    if recorder.trouble is not None:
+        raise recorder.trouble
     try:
         with torch.no_grad():
-            steps, known, wanted = shortened(recorder, [recorder.slot(value) for value in _tensors(found)])
-        function = interpreted([*recorder.inputs, *known], steps, wanted)
-    except Exception:  # an operation or a constant that the interpreter does not take
-        return None
-    return Tape(function, [*known.values()], tree_map(lambda _: None, found))
+            yield
+    except Unrecordable:
+        raise
+    except Exception as error:  # an operation or a constant that the interpreter does not take
+        raise Unrecordable(_line(error)) from error
+
+
+def _line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def recorded(work: Work, inputs: Any) -> Tape | WalkTape:
+    """A tape: of a walk step by step, if it can be; else of the whole, if that is always as long."""
+    if work.walk is None:
+        return record(work.whole, inputs)
+    try:
+        return record_walk(work.walk, inputs)
+    except Unrecordable:
+        if work.varied:
+            raise
+    return record(work.whole, inputs)

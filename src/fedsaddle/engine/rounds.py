@@ -19,8 +19,9 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fedsaddle import draws
 from fedsaddle.checks import REASONS, Checks, bounds, judge
-from fedsaddle.core import Algorithm, Message, Pair, Phase, Remembers, Turn
+from fedsaddle.core import Algorithm, Message, Pair, Remembers, Turn
 from fedsaddle.engine.accounting import Postage, floats_down, floats_up, kinds_up
+from fedsaddle.engine.cuts import Cut, varied
 from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.loop import Loop
 from fedsaddle.engine.tapes import Tapes
@@ -31,7 +32,7 @@ from fedsaddle.faults import Faults
 from fedsaddle.fleet import NEVER, Fleet, Quorum, Verdict, invite
 from fedsaddle.history import Gathering, History, Told
 from fedsaddle.merges import MEAN, Merge, clipped
-from fedsaddle.problem import Federation, Problem
+from fedsaddle.problem import Federation, Problem, release
 
 # What clients send `up` and `keep`, visit by visit. A way to ask that has lost some of the answers says only
 # which it has `heard`, (visit,).
@@ -39,7 +40,6 @@ Ask = Callable[[Task, Extent, Visits], dict[str, Any]]
 CPU = torch.device("cpu")
 Refused = dict[tuple[int, int, int], str]  # (lane, phase, client): why its answer is refused, or LOST
 LOST = "lost"
-CHANCES = [place / 32 for place in range(32)] + [1 - 2.0**-53]  # that tell whether walks differ
 AHEAD = 256  # lanes' phases that are drawn for at once
 Meeting = list[Gathering]  # one phase, lane by lane
 NOBODY = Gathering([], [], [], {}, [], 0.0, Verdict.ABANDON, [])  # where a history has ended
@@ -109,6 +109,18 @@ class Study:
     @cached_property
     def federation(self) -> Federation:
         return self.problem.federation.to(self.device)
+
+    def close(self) -> None:
+        """Give back what it has opened: recordings, their memory and threads, and copies on a device.
+
+        It can be used again; then it begins anew.
+        """
+        if self.graphs is not None:
+            self.graphs.close()
+        self.__dict__.pop("federation", None)
+        release(self.device)
+        self.next_meetings.clear()
+        self.drawn.clear()
 
     @cached_property
     def lane_seeds(self) -> Tensor:
@@ -517,10 +529,10 @@ def exchange(
         down = send(study, inputs["server"], number)
         return visits_of(study, down, inputs["calls"], inputs.get("kept"))
 
-    def ask(visits: Visits) -> dict[str, Any]:
-        return study.ask(task, extent, visits)
-
-    def work(inputs: dict[str, Any], ask: Callable[[Visits], dict[str, Any]] = ask) -> dict[str, Any]:
+    def work(
+        inputs: dict[str, Any],
+        ask: Callable[[Visits], dict[str, Any]] = lambda visits: study.ask(task, extent, visits),
+    ) -> dict[str, Any]:
         visits = visits_in(inputs)
         return conclude(study, number, inputs["server"], inputs["calls"], visits.by_lane["down"], ask(visits))
 
@@ -531,19 +543,28 @@ def exchange(
         return work(inputs)
     assert isinstance(vectorised, Vectorised)  # only that is recorded
     real, most = len(calls.lane), len(study.seeds) * study.quorum.wanted
-    extent = roomy(extent, study.varied[number], study.problem.federation.longest)
+    cut = Cut(vectorised, task, extent, study.varied[number], study.problem.federation.longest)
 
     def recorded() -> dict[str, Any]:
-        piece = max(8, most // 16)
         if isinstance(graphs, Tapes):
-            piece = vectorised.piece(task, extent, lambda: visits_in(inputs), most, graphs.workers)
-        visits = -(-real // piece) * piece
-        visits = visits if isinstance(graphs, Tapes) else min(most, visits)
+            piece = vectorised.piece(task, cut.room, lambda: visits_in(inputs), most, graphs.workers)
+            visits = -(-real // piece) * piece
+        else:
+            vectorised.measure(task, cut.room, lambda: visits_in(inputs))
+            piece = max(8, most // 8)
+            visits = min(most, -(-real // piece) * piece)
         own = inputs if visits == real else padded(inputs, visits)
         if isinstance(graphs, Tapes) and piece < visits:
-            shape = ("pieces", number, extent, piece)  # not what a whole phase of so many visits is
-            return work(own, lambda visits: graphs.pieces(shape, ask, visits, piece))
-        found: dict[str, Any] = graphs((number, extent, visits), work, own)
+            # Not what a whole phase of so many visits is.
+            shape = ("pieces", number, cut.key, piece)
+            asked = cut.work(lambda inputs: Visits(*inputs), lambda inputs, visits, answers: answers)
+            return work(own, lambda visits: graphs.pieces(shape, asked, visits, piece))
+
+        def end(inputs: dict[str, Any], visits: Visits, answers: dict[str, Any]) -> dict[str, Any]:
+            down = visits.by_lane["down"]
+            return conclude(study, number, inputs["server"], inputs["calls"], down, answers)
+
+        found: dict[str, Any] = graphs((number, cut.key, visits), cut.work(visits_in, end), own)
         return found
 
     after = vectorised.within_memory(recorded, graphs.forget)
@@ -580,23 +601,6 @@ def padded(inputs: dict[str, Any], visits: int) -> dict[str, Any]:
     lane, client, corrupt = (values[place] for values in (calls.lane, calls.client, calls.corrupt))
     more = {} if kept is None else {"kept": Pair(kept.x[place], kept.y[place])}
     return {**inputs, "calls": calls._replace(lane=lane, client=client, corrupt=corrupt), **more}
-
-
-def roomy(extent: Extent, varied: bool, longest: int) -> Extent:
-    """A little more room than needed, so that few different shapes have to be recorded."""
-    steps = rounded_up(extent.steps) if varied else extent.steps
-    return Extent(steps, min(rounded_up(extent.rows), longest), ragged=varied)
-
-
-def varied(phase: Phase) -> bool:
-    """Whether walks are of random lengths."""
-    return len({phase.steps(chance) for chance in CHANCES}) > 1
-
-
-def rounded_up(count: int) -> int:
-    """To three binary digits: 9 becomes 10, 100 becomes 112."""
-    unit = 1 << max(0, count.bit_length() - 3)
-    return -(-count // unit) * unit
 
 
 def send(study: Study, server: Any, number: int) -> Message:

@@ -1,15 +1,15 @@
 """Tapes: on a CPU, a computation is recorded once for each shape and then replayed without Python.
 
 The interpreter that replays it does not hold Python's lock, so threads replay at the same time. Before a tape
-is trusted, it is compared once with the computation itself, on inputs that it was not recorded on.
+is trusted, it is compared once with the computation itself, on inputs that it was not recorded on; and now
+and then again, for what a problem computes with may change.
 """
 
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -17,13 +17,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedsaddle.engine.recording import Tape, record
+from fedsaddle.engine.recording import Notices, Tape, Unrecordable, WalkTape, Work, recorded
 from fedsaddle.engine.visits import Visits
 
-DISTRUST = (
-    "a phase that was recorded gives other values when it is replayed, so it is computed plainly now, "
-    "which is slower: does the problem or the algorithm compute outside PyTorch, or draw random numbers?"
-)
 PATIENCE = 8  # uses of a shape before it is recorded, which takes about as long; the bits are the same
 
 
@@ -31,27 +27,26 @@ class Tapes:
     """The tapes of one study, and the threads that replay them: as many as the cores have room for."""
 
     def __init__(self) -> None:
-        self._tapes: dict[Hashable, Callable[[Any], Any]] = {}
-        self._trials: dict[Hashable, Tape] = {}  # recorded, and not yet compared with what they stand for
+        self._tapes: dict[Hashable, Tape | WalkTape | None] = {}  # None: computed plainly
+        self._trials: dict[Hashable, Tape | WalkTape] = {}  # not yet compared with what they stand for
         self._uses: Counter[Hashable] = Counter()
+        self._notices = Notices()
 
-    def __call__(self, shape: Hashable, work: Callable[[Any], Any], inputs: Any) -> Any:
+    def __call__(self, shape: Hashable, work: Work, inputs: Any) -> Any:
         """work(inputs), by a replay. All it does with its inputs must follow from their `shape`."""
-        return self._ready(shape, work, inputs, 1)(inputs)
+        tape = self._ready(shape, work, inputs, 1)
+        return work.whole(inputs) if tape is None else work.play(tape, inputs)
 
-    def pieces(
-        self, shape: Hashable, ask: Callable[[Visits], dict[str, Any]], visits: Visits, size: int
-    ) -> dict[str, Any]:
-        """ask(visits), so many at a time, by all threads."""
-
-        def work(inputs: tuple[Any, ...]) -> dict[str, Any]:
-            return ask(Visits(*inputs))
-
+    def pieces(self, shape: Hashable, work: Work, visits: Visits, size: int) -> dict[str, Any]:
+        """work(visits), so many at a time, by all threads."""
         parts = [visits.part(at, at + size) for at in range(0, len(visits), size)]
         many = [(part.by_lane, *part.rest) for part in parts]
-        ready = self._ready(shape, work, many[0], len(many))
-        # Only tapes: a module that is called as a function has its parameters changed meanwhile.
-        answers = (self._threads.map if isinstance(ready, Tape) else map)(ready, many)
+        tape = self._ready(shape, work, many[0], len(many))
+        if tape is None:
+            # One after another: a module that is called as a function has its parameters changed meanwhile.
+            answers = [work.whole(inputs) for inputs in many]
+        else:
+            answers = list(self._threads.map(lambda inputs: work.play(tape, inputs), many))
         joined: dict[str, Any] = tree_map(lambda *values: torch.cat(values), *answers)
         return joined
 
@@ -60,23 +55,38 @@ class Tapes:
         self._tapes.clear()
         self._trials.clear()
 
-    def _ready(
-        self, shape: Hashable, work: Callable[[Any], Any], inputs: Any, times: int
-    ) -> Callable[[Any], Any]:
+    def close(self) -> None:
+        """Give everything back; a use after this begins anew."""
+        self.forget()
+        threads = self.__dict__.pop("_threads", None)
+        if threads is not None:
+            threads.shutdown()
+
+    def _ready(self, shape: Hashable, work: Work, inputs: Any, times: int) -> Tape | WalkTape | None:
+        """The tape of a shape, if there is one that can be trusted."""
         self._uses[shape] += times
         if shape in self._trials:
-            tried = self._trials.pop(shape)
-            trusted = same(tried(inputs), work(inputs))
-            self._tapes[shape] = tried if trusted else work
-            if not trusted:
-                warnings.warn(DISTRUST, stacklevel=2)
+            self._tapes[shape] = self._trials.pop(shape)
+            self._compare(shape, work, inputs)
         elif self._uses[shape] > PATIENCE and shape not in self._tapes:
-            tape = record(work, inputs)
-            if tape is None:
-                self._tapes[shape] = work
-            else:
-                self._trials[shape] = tape
-        return self._tapes.get(shape, work)
+            self._record(shape, work, inputs)
+        elif self._tapes.get(shape) is not None and self._notices.due():
+            self._compare(shape, work, inputs)
+        return self._tapes.get(shape)
+
+    def _record(self, shape: Hashable, work: Work, inputs: Any) -> None:
+        try:
+            self._trials[shape] = recorded(work, inputs)
+        except Unrecordable as why:
+            self._tapes[shape] = None
+            self._notices.plain(work.name, str(why))
+
+    def _compare(self, shape: Hashable, work: Work, inputs: Any) -> None:
+        tape = self._tapes[shape]
+        assert tape is not None
+        if not same(work.play(tape, inputs), work.whole(inputs)):
+            self._tapes[shape] = None
+            self._notices.differs(work.name)
 
     @cached_property
     def workers(self) -> int:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from fedsaddle.engine.visits import Extent, Given, Task, Visits, answer, batch_rows
+from fedsaddle.engine.memory import peak_bytes, until_it_fits
+from fedsaddle.engine.visits import Extent, Given, Stage, Task, Visits, answer, batch_rows
 from fedsaddle.errors import BadInput
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
 SMALL, PIECE = 8 << 20, 32 << 20  # bytes that visits hold which are asked all at once, or piece by piece
 SHARES = 4  # pieces, at least, of what is not small
-SHORT = (3, 5)  # steps of the walks whose memory is measured
+SHORT = (2, 3)  # steps of the walks whose memory is measured
+BLOCK = 16  # steps of a walk whose gradients at the start are computed ahead, and that is recorded as a whole
 
 
 class Vectorised:
@@ -35,15 +34,28 @@ class Vectorised:
         self._at_once = self._held = 1  # visits, and bytes, that the last computation held at a time
         self._ran_out = self._told = False
 
-    def __call__(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
-        count, extent = len(visits), extent._replace(ahead=True)
-        self._at_once, limit = 1, self.limit(visits.key.device)  # one at a time while its need is measured
-        need = self._need(task, extent, lambda: visits)
-        at_once = max(1, min(count, limit // need))
-        self._at_once, self._held = at_once, at_once * need
-        answers = [self._ask(task, extent, visits.part(at, at + at_once)) for at in range(0, count, at_once)]
+    def __call__(
+        self, task: Task, extent: Extent, visits: Visits, stage: Stage | None = None
+    ) -> dict[str, Any]:
+        """The answers to all visits; or, of a stage that ends in the walk, where their walks are."""
+        count, extent = len(visits), ahead(extent, visits.key.device)
+        at_once = self.at_once(task, extent, visits)
+        answers = [
+            self._ask(task, extent, visits.part(at, at + at_once), _part(stage, at, at + at_once))
+            for at in range(0, count, at_once)
+        ]
+        if len(answers) == 1:
+            return answers[0]
         stacked: dict[str, Any] = tree_map(lambda *chunks: torch.cat(chunks), *answers)
         return stacked
+
+    def at_once(self, task: Task, extent: Extent, visits: Visits) -> int:
+        """How many of these visits fit into memory together."""
+        self._at_once, limit = 1, self.limit(visits.key.device)  # one at a time while its need is measured
+        need = self._need(task, ahead(extent, visits.key.device), lambda: visits)
+        self._at_once = max(1, min(len(visits), limit // need))
+        self._held = self._at_once * need
+        return self._at_once
 
     def piece(self, task: Task, extent: Extent, visits: Callable[[], Visits], most: int, workers: int) -> int:
         """How many of at most so many visits a thread should ask at once, on a CPU.
@@ -53,13 +65,18 @@ class Vectorised:
         matter, unless memory is short, so that it does not move a bit.
         """
         self._at_once = 1  # while the need of one is measured
-        need = self._need(task, extent._replace(ahead=True), visits)
+        need = self._need(task, ahead(extent, CPU), visits)
         step, _ = self._needs[task.phase, extent.rows]  # of a short walk: of a few steps
         near = most if most * step <= SMALL else min(PIECE // step, most // SHARES)
         fit = max(1, min(near, self.limit(CPU) // workers // need))
         piece = most if fit == most else 1 << fit.bit_length() - 1  # cohorts are often divided by 2, 4 or 8
         self._at_once, self._held = piece, piece * need * workers
         return piece
+
+    def measure(self, task: Task, extent: Extent, visits: Callable[[], Visits]) -> None:
+        """Find out what a visit needs, once, before it is recorded: that would be recorded too."""
+        self._at_once = 1
+        self._need(task, ahead(extent, task.federation.sizes.device), visits)
 
     def limit(self, device: torch.device) -> int:
         """What may be held at a time, in bytes."""
@@ -74,17 +91,10 @@ class Vectorised:
         `free` gives back what can be made again.
         """
         freed = False
-        while True:
-            try:
-                return work()
-            except RuntimeError as error:
-                if not out_of_memory(error):
-                    raise
-            # Not inside `except`: there the error's traceback holds on to all that was being computed.
+
+        def shrink() -> None:
+            nonlocal freed
             free()
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
             if self._at_once > 1:
                 self.memory, self._ran_out = self._held // 2, True
             elif freed:
@@ -94,6 +104,8 @@ class Vectorised:
                 )
             freed = True
 
+        return until_it_fits(work, shrink)
+
     def news(self) -> str | None:
         """What a person should hear: once, that memory ran out."""
         if self._told or not self._ran_out:
@@ -102,13 +114,14 @@ class Vectorised:
         gib = (self.memory or 0) / 2**30
         return f"memory ran out; from now on visits hold at most {gib:.3g} GiB at a time (memory_gb)"
 
-    def _ask(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
-        def one(rows: Tensor, given: Given) -> dict[str, Any]:
-            return answer(task, extent, rows, given)
+    def _ask(self, task: Task, extent: Extent, visits: Visits, stage: Stage | None = None) -> dict[str, Any]:
+        def one(rows: Tensor, given: Given, state: Any) -> dict[str, Any]:
+            return answer(task, extent, rows, given, stage and stage._replace(state=state))
 
         given = visits.given(task.federation)
+        mapped = (batch_rows(task, extent, given), given, stage and stage.state)
         try:
-            result: dict[str, Any] = torch.func.vmap(one)(batch_rows(task, extent, given), given)
+            result: dict[str, Any] = torch.func.vmap(one, in_dims=(0, 0, 0 if mapped[2] else None))(*mapped)
         except RuntimeError as error:
             if not str(error).startswith("vmap:"):
                 raise
@@ -128,55 +141,24 @@ class Vectorised:
         kind = (task.phase, extent.rows)
         if kind not in self._needs:
             first = visits().part(0, 1)
-            short, longer = (
-                peak_bytes(lambda: self._ask(task, extent._replace(steps=min(steps, extent.steps)), first))  # noqa: B023
-                for steps in SHORT
-            )
-            self._needs[kind] = (max(1, short), max(0, longer - short))
+            short, *longer = [
+                peak_bytes(lambda: self._ask(task, extent._replace(steps=steps), first))  # noqa: B023
+                for steps in sorted({min(steps, extent.steps) for steps in SHORT})
+            ]
+            self._needs[kind] = (max(1, short), max(0, longer[0] - short) if longer else 0)
         least, growth = self._needs[kind]
         return least + growth * max(0, extent.steps - SHORT[0]) // (SHORT[1] - SHORT[0])
 
 
-class _Peak(TorchDispatchMode):
-    """Adds up the memory of all tensors alive that were made while it is on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive = self.peak = 0
-        self.known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
-                self._notice(leaf.untyped_storage())
-        return result
-
-    def _notice(self, storage: torch.UntypedStorage) -> None:
-        name, size = storage._cdata, storage.nbytes()
-        if name not in self.known:
-            self.known.add(name)
-            self.alive += size
-            self.peak = max(self.peak, self.alive)
-            weakref.finalize(storage, self._forget, name, size)
-
-    def _forget(self, name: int, size: int) -> None:
-        self.known.discard(name)
-        self.alive -= size
+def ahead(extent: Extent, device: torch.device) -> Extent:
+    """Whether gradients at the start of the walks are computed ahead: of walks that are short, or on a GPU
+    of any whose length is known."""
+    short = extent.steps <= BLOCK or device.type == "cuda"
+    return extent._replace(ahead=short and not extent.ragged)
 
 
-def out_of_memory(error: BaseException | None) -> bool:
-    """Whether this, or what led to it, is a lack of memory: a GPU's, its libraries' or the machine's."""
-    words = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words):
-            return True
-        error = error.__context__
-    return False
-
-
-def peak_bytes(work: Callable[[], Any]) -> int:
-    """The most memory that tensors made by `work` held at any moment."""
-    with _Peak() as peak:
-        work()
-    return int(peak.peak)
+def _part(stage: Stage | None, start: int, stop: int) -> Stage | None:
+    """The stage of some of the visits."""
+    if stage is None or stage.state is None:
+        return stage
+    return stage._replace(state=tree_map(lambda rows: rows[start:stop], stage.state))

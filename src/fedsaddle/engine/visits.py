@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsaddle import draws
 from fedsaddle.core import Algorithm, Pair
+from fedsaddle.engine.recording import Unrecordable
 from fedsaddle.errors import BadInput
 from fedsaddle.problem import Batch, Constrained, Federation, Game, Minimax, Problem
 
@@ -133,16 +134,30 @@ class Walk:
     start: object
     first: int  # minibatches of the first step
     every: Batch  # (minibatch, row, ...)
-    each: list[Batch]
+    now: list[Batch] = field(default_factory=list)  # those of the present step
+    number: int | Tensor = 0  # of the first of them; a tensor, if the step may be any but the first
     firsts: dict[int, Pair] = field(default_factory=dict)  # at the start, on a minibatch of the first step
     grads: Pair | None = None  # at the start, on all later ones: (minibatch, value)
 
+    def take(self, number: int | Tensor) -> list[Batch]:
+        """The minibatches of a step, from this number on."""
+        self.number = number
+        rows, keys = self.every.rows, self.every.key
+        self.now = [
+            self.every._replace(
+                rows={name: _at(table, number + more) for name, table in rows.items()},
+                key=_at(keys, number + more),
+            )
+            for more in range(self.first)
+        ]
+        return self.now
+
     def grad(self, slope: Field, z: Pair, xi: Batch) -> Pair | None:
         """The gradient, if it is one of those."""
-        place = next((number for number, own in enumerate(self.each) if own is xi), None)
-        if z is not self.start or place is None or not holds(len(self.each), z):
+        place = next((place for place, own in enumerate(self.now) if own is xi), None)
+        if z is not self.start or place is None or not holds(len(self.every.key), z):
             return None
-        if place < self.first:
+        if isinstance(self.number, int) and self.number == 0:
             if place not in self.firsts:
                 self.firsts[place] = slope(z, xi)
             return self.firsts[place]
@@ -151,7 +166,34 @@ class Walk:
             rows = {name: table[self.first :] for name, table in self.every.rows.items()}
             later = self.every._replace(rows=rows, key=self.every.key[self.first :])
             self.grads = torch.func.vmap(slope, in_dims=(None, shared))(z, later)
-        return Pair(self.grads.x[place - self.first], self.grads.y[place - self.first])
+        later_place = self.number + place - self.first
+        return Pair(_at(self.grads.x, later_place), _at(self.grads.y, later_place))
+
+
+def _at(table: Tensor, place: int | Tensor) -> Tensor:
+    """One entry of a table."""
+    if isinstance(place, int):
+        return table[place]
+    return table.index_select(0, place.reshape(1)).squeeze(0)
+
+
+class Stage(NamedTuple):
+    """A part of a visit that is cut where its walk makes a step, so that one recording serves any number.
+
+    `first` goes as far as the first step, `next` makes any later one, `last` is all that comes after the
+    walk. A stage that ends in the walk gives where that is.
+    """
+
+    part: Literal["first", "next", "last"]
+    state: Any = None  # where the walk is
+    at: Tensor | None = None  # of `next`: the number of the step
+
+
+class Paused(Exception):
+    """A walk is left in the middle. `state` is where it is."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
 
 
 def holds(minibatches: int, z: Pair) -> bool:
@@ -173,7 +215,9 @@ class Oracle:
     steps: Tensor
     own: dict[str, Tensor]
     kept: Pair | None = None
+    stage: Stage | None = None
     _walk: Walk | None = None
+    _walked: bool = False
 
     def _gather(self, rows: Tensor, weight: Tensor, key: Tensor) -> Batch:
         table = self.task.federation.rows
@@ -195,27 +239,54 @@ class Oracle:
         return projected(self.task.problem, z)
 
     def walk(self, move: Callable[..., T], start: T) -> T:
-        steps, per_step, size = self.batch_rows.shape
-        device, count = self.key.device, steps * per_step
-        every = self._gather(
-            self.batch_rows.reshape(count, size),
-            torch.full((size,), 1 / size, dtype=torch.float64, device=device),
-            draws.fold(draws.fold(self.key, 1), torch.arange(count, device=device)),
-        )
-        each = [
-            every._replace(rows={name: rows[n] for name, rows in every.rows.items()}, key=every.key[n])
-            for n in range(count)
-        ]
-        z, self._walk = start, Walk(start, per_step, every, each) if self.extent.ahead else None
-        for step in range(steps):
-            moved = move(z, *each[step * per_step : (step + 1) * per_step])
-            moved = projected(self.task.problem, moved)
-            if self.extent.ragged:
-                going = step < self.steps
-                moved = tree_map(lambda new, old: torch.where(going, new, old), moved, z)  # noqa: B023
-            z = moved
+        if self.stage is not None:
+            return self._part(move, start, self.stage)
+        z, self._walk = start, self._ahead(start)
+        for step in range(len(self.batch_rows)):
+            z = self._step(move, z, step)
         self._walk = None
         return z
+
+    def _part(self, move: Callable[..., T], start: T, stage: Stage) -> T:
+        """What a stage has to do with the walk."""
+        if self._walked:
+            raise Unrecordable("it walks twice")
+        self._walked = True
+        if stage.part == "last":
+            return stage.state  # type: ignore[no-any-return]
+        self._walk = self._ahead(start)
+        number = 0 if stage.at is None else stage.at
+        raise Paused(self._step(move, start if stage.state is None else stage.state, number))
+
+    def _step(self, move: Callable[..., T], z: T, step: int | Tensor) -> T:
+        """Where one step leads."""
+        number = step * self.batch_rows.shape[1]
+        batches = self._walk.take(number) if self._walk else self._minibatches(step, number)
+        moved = projected(self.task.problem, move(z, *batches))
+        if self.extent.ragged:
+            going = step < self.steps
+            moved = tree_map(lambda new, old: torch.where(going, new, old), moved, z)
+        return moved
+
+    def _ahead(self, start: object) -> Walk | None:
+        """All minibatches at once, if gradients are computed ahead."""
+        if not self.extent.ahead:
+            return None
+        steps, per_step, size = self.batch_rows.shape
+        count = steps * per_step
+        numbers = torch.arange(count, device=self.key.device)
+        return Walk(start, per_step, self._batch(self.batch_rows.reshape(count, size), numbers))
+
+    def _minibatches(self, step: int | Tensor, number: int | Tensor) -> list[Batch]:
+        """Those of one step, of which the first has this number."""
+        rows = _at(self.batch_rows, step)
+        return [self._batch(own, number + place) for place, own in enumerate(rows)]
+
+    def _batch(self, rows: Tensor, number: int | Tensor) -> Batch:
+        """A minibatch, or some: their rows, and their numbers in the walk."""
+        size = rows.shape[-1]
+        weight = torch.full((size,), 1 / size, dtype=torch.float64, device=self.key.device)
+        return self._gather(rows, weight, draws.fold(draws.fold(self.key, 1), number))
 
 
 def batch_rows(task: Task, extent: Extent, given: Given) -> Tensor:
@@ -226,13 +297,23 @@ def batch_rows(task: Task, extent: Extent, given: Given) -> Tensor:
     return rows.reshape(*key.shape, extent.steps, per_step, task.batch)
 
 
-def answer(task: Task, extent: Extent, batch_rows: Tensor, given: Given) -> dict[str, Any]:
-    """One client's answer: what goes `up` and, if it keeps anything, what it will `keep`."""
+def answer(
+    task: Task, extent: Extent, batch_rows: Tensor, given: Given, stage: Stage | None = None
+) -> dict[str, Any]:
+    """One client's answer: what goes `up` and, if it keeps anything, what it will `keep`.
+
+    A stage that ends in the walk gives where that is: `walk`.
+    """
     algorithm: Any = task.algorithm
     mine: Algorithm = replace(algorithm, **given["hyper"])
     rest = {name: value for name, value in given.items() if name not in ("hyper", "down")}
-    client = Oracle(task, extent, batch_rows, **rest)
+    client = Oracle(task, extent, batch_rows, **rest, stage=stage)
     phase = mine.phases()[task.phase]
-    with untouched(f"phase {phase.name} of {type(mine).__name__}", (given["down"], client.kept)):
-        reply = phase.work(client, **given["down"])
+    try:
+        with untouched(f"phase {phase.name} of {type(mine).__name__}", (given["down"], client.kept)):
+            reply = phase.work(client, **given["down"])
+    except Paused as pause:
+        return {"walk": pause.state}
+    if stage is not None and stage.part != "last":
+        raise Unrecordable("it does not walk")
     return {"up": reply.up} if reply.keep is None else {"up": reply.up, "keep": reply.keep}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -48,6 +48,7 @@ class AUC(Measured):
     validation_share: float = (
         0.0  # of each class's training rows, kept from the clients to choose settings by
     )
+    grad_phi: bool = False  # whether |grad Phi| is measured too, over all training rows: that takes a while
     # Of a file:
     label: str = "label"  # the column of the classes
     client: str = "client"  # the column that says who holds a row
@@ -219,14 +220,18 @@ class AUC(Measured):
             sizes=torch.tensor([len(part) for part in self.parts]),
         )
 
-    @cache  # noqa: B019  a problem lives as long as its program
-    def _test_rows(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        return self.data.test_inputs.to(device), (self.data.test_labels == self.target).to(device)
+    @cached_property
+    def _test(self) -> Federation:
+        return self._held_out(self.data.test_inputs, self.data.test_labels)
 
-    @cache  # noqa: B019
-    def _validation_rows(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        rows, data = self._validation, self.data
-        return data.inputs[rows].to(device), (data.labels[rows] == self.target).to(device)
+    @cached_property
+    def _validated(self) -> Federation:
+        rows = self._validation
+        return self._held_out(self.data.inputs[rows], self.data.labels[rows])
+
+    def _held_out(self, inputs: Tensor, labels: Tensor) -> Federation:
+        """Rows that no client has."""
+        return Federation({"input": inputs, "positive": labels == self.target}, torch.tensor([len(labels)]))
 
     @cached_property
     def p(self) -> float:
@@ -284,17 +289,32 @@ class AUC(Measured):
         return torch.cat([self.scores(x, rows) for (rows,) in chunks(inputs)])
 
     def measure(self, z: Pair) -> dict[str, Tensor]:
-        """AUC on both halves, average precision, the loss, and |grad Phi| over all training rows."""
+        """AUC on both halves, average precision, the loss, and if asked for |grad Phi|."""
         rows = self.federation.to(z.x.device).rows
         train, positive = rows["input"], rows["positive"]
-        test_inputs, test_positive = self._test_rows(z.x.device)
-        test = self.all_scores(z.x, test_inputs)
+        unseen = self._test.to(z.x.device).rows
+        test, test_positive = self.all_scores(z.x, unseen["input"]), unseen["positive"]
         if self.away:
             return {
                 "test_auc": auroc(test, test_positive),
                 "test_precision": average_precision(test, test_positive),
             }
         s = self.all_scores(z.x, train)
+        found = {"test_auc": auroc(test, test_positive)}
+        if self.validation_share:
+            held = self._validated.to(z.x.device).rows
+            found["validation_auc"] = auroc(self.all_scores(z.x, held["input"]), held["positive"])
+        found |= {
+            "train_auc": auroc(s, positive),
+            "test_precision": average_precision(test, test_positive),
+            "loss": self.objective(s, positive, z.x[-2], z.x[-1], z.y[0]).mean(),
+        }
+        return found | ({"grad_phi": self._slope(z, s).norm()} if self.grad_phi else {})
+
+    def _slope(self, z: Pair, s: Tensor) -> Tensor:
+        """The gradient of Phi = max_y f at x, where all training rows have these scores."""
+        rows = self.federation.to(z.x.device).rows
+        train, positive = rows["input"], rows["positive"]
         alpha = self.best_alpha(s, positive)
 
         def part(x: Tensor, rows: Tensor, positive: Tensor) -> Tensor:
@@ -303,13 +323,4 @@ class AUC(Measured):
         slope = torch.zeros_like(z.x)
         for some, own in chunks(train, positive):
             slope += torch.func.grad(part)(z.x, some, own) / len(train)
-        found = {"test_auc": auroc(test, test_positive)}
-        if self.validation_share:
-            inputs, own = self._validation_rows(z.x.device)
-            found["validation_auc"] = auroc(self.all_scores(z.x, inputs), own)
-        return found | {
-            "train_auc": auroc(s, positive),
-            "test_precision": average_precision(test, test_positive),
-            "loss": self.objective(s, positive, z.x[-2], z.x[-1], z.y[0]).mean(),
-            "grad_phi": slope.norm(),
-        }
+        return slope
