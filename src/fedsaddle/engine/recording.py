@@ -511,14 +511,14 @@ class WalkTape:
             found = self.first(tensors_of(inputs))
             state, left = found[: self.state], found[self.state :]
             for number in range(1, steps):
-                state = self.next([*state, _number(number)], left)
+                state = self.next([*state, _number(number, state[0].device)], left)
             found = self.last(state, left)
         return rebuilt(self.results, iter([value.clone() for value in found]))
 
 
 @lru_cache(maxsize=4096)
-def _number(number: int) -> Tensor:
-    return torch.tensor(number)
+def _number(number: int, device: torch.device) -> Tensor:
+    return torch.tensor(number, device=device)
 
 
 @contextmanager
