@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -27,12 +28,27 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def meant(given: str, known: Iterable[str]) -> str:
+    """The name that was given; if it is not known, the one that differs from it in capitals alone."""
+    known = list(known)
+    same = [name for name in known if name.lower() == given.lower()]
+    return same[0] if given not in known and len(same) == 1 else given
+
+
 def unknown(what: str, given: str, known: Iterable[str]) -> BadInput:
     """An unknown name: the nearest right one, and all of them."""
     known = sorted(known)
-    near = get_close_matches(given, known, n=1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
+    if not known:
+        return BadInput(f"unknown {what} '{given[:80]}'; there is none to be set or chosen here")
+    small = {name.lower(): name for name in known}
+    near = get_close_matches(given.lower(), small, n=1)
+    hint = f"did you mean '{small[near[0]]}'? " if near else ""
     return BadInput(f"unknown {what} '{given[:80]}'; {hint}known: {', '.join(known)}")
+
+
+def is_machines(error: OSError) -> bool:
+    """Whether it is this machine that failed, such as a full disk, and no other input would do."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def shown(value: object) -> str:

@@ -12,11 +12,16 @@
     samples/ALGORITHM-rounds.png  and some of them over the rounds
     best.toml               of a sweep: an experiment with each algorithm's best setting
     checkpoint.json, state-*.safetensors
+    kept/*.safetensors      where each algorithm was at its end, so that it can go on to more rounds
+    before-ROUNDS/          while a run goes on to more rounds: the tables as they were
 
 checkpoint.json is the one place that says how far the run is. It names the state file and holds its hash,
 the length and hash of every table, and a hash of itself; replacing it, atomically, is what makes a
 checkpoint. A resumed run cuts the tables back to the lengths in it and goes on: since no draw depends on
 anything but (seed, round, phase, client), it writes the same bytes again.
+
+A run goes on to more rounds in the same way. Tables hold one algorithm after another, so the rows that there
+are are put aside; each algorithm, in its turn, takes up its own and goes on from where it was.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ import io
 import json
 import os
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -41,19 +47,20 @@ import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedsaddle.engine.course import Play, Prune, Stop, course, traffic
 from fedsaddle.engine.ray import Ray
 from fedsaddle.engine.rounds import Lanes, Posted, Study, begin, points
 from fedsaddle.engine.rounds import play as simulated
 from fedsaddle.environment import here
-from fedsaddle.errors import BadInput
+from fedsaddle.errors import BadInput, is_machines
 from fedsaddle.history import line
 from fedsaddle.pictures import grid, over_rounds
 from fedsaddle.problem import Pictured
 
 FORMAT = 1
+KEEP = 2**27  # bytes of a state at an algorithm's end; a larger one is not worth its room
 RARELY = 20  # times as long as a checkpoint took, before the next
 KEYS = {
     "rounds.csv": ("algorithm", "seed", "round", "floats_up", "floats_down", "time_simulated"),
@@ -249,7 +256,7 @@ def read_tensors(path: Path, expected: str) -> dict[str, torch.Tensor]:
 
 
 def read_state(folder: Path, plan: Plan, state: dict[str, Any]) -> Stop:
-    """Where the algorithm is that a checkpoint was made in the middle of."""
+    """Where an algorithm was when this was written."""
     path = folder / state["file"]
     tensors = read_tensors(path, state["sha256"])
     study = plan.studies.get(state["algorithm"])
@@ -261,11 +268,28 @@ def read_state(folder: Path, plan: Plan, state: dict[str, Any]) -> Stop:
     return Stop(state["round"], _lanes_of(study, tensors, state["lanes"], path), [], [])
 
 
-class RunFolder:
-    """A folder that one process at a time may write."""
+def _own_rows(name: str, data: bytes, names: set[str], without: int | None = None) -> str:
+    """What a table holds of some algorithms, perhaps without their evaluations after one round."""
+    if name == HISTORY:
+        lines = data.decode().splitlines(keepends=True)
+        return "".join(one for one in lines if json.loads(one)["algorithm"] in names)
+    rows = list(csv.reader(io.StringIO(data.decode(), newline="")))[1:]
+    evaluated = name != "events.csv"
+    kept = [row for row in rows if row[0] in names and not (evaluated and row[2] == str(without))]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(kept)
+    return text.getvalue()
 
-    def __init__(self, path: Path, plan: Plan, resume: bool) -> None:
-        self.path, self.plan = path, plan
+
+def _header(name: str, data: bytes) -> str:
+    return "" if name == HISTORY else data[: data.find(b"\n") + 1].decode()
+
+
+class RunFolder:
+    """A folder that one process at a time may write. One that `may_grow` can be given more rounds."""
+
+    def __init__(self, path: Path, plan: Plan, resume: bool, may_grow: bool = False) -> None:
+        self.path, self.plan, self._may_grow = path, plan, may_grow
         self.notes: list[str] = []
         self.start: Stop | None = None  # where the algorithm that was interrupted goes on
         self._saved: dict[str, Any] = {}  # what the checkpoint says
@@ -278,6 +302,8 @@ class RunFolder:
         except Timeout:
             raise BadInput(f"{path} is in use by another process") from None
         except OSError as error:
+            if is_machines(error):
+                raise
             raise BadInput(f"cannot write to {path}: {error.strerror}; choose another --out") from None
         try:
             self._take(resume)
@@ -312,7 +338,7 @@ class RunFolder:
         else:
             names = [*KEYS, HISTORY] if self.plan.resolved.get("history") else list(KEYS)
             tables = {name: {"length": 0, "sha256": _hash(b"")} for name in names}
-            self._saved = {"done": {}, "tables": tables, "state": None}
+            self._saved = {"done": {}, "tables": tables, "state": None, "kept": {}}
             if resume:
                 self.notes.append(f"there is nothing to resume in {self.path} yet; the run begins")
             write_atomically(self.path / "experiment.json", _json(self.plan.resolved))
@@ -323,33 +349,142 @@ class RunFolder:
         }
         for table in self.tables.values():
             table.open()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove what no checkpoint speaks of any more."""
+        before = self._saved.get("before") or {"rounds": None, "starts": {}}
+        states = [self._saved["state"], *self._saved["kept"].values(), *before["starts"].values()]
+        needed = {state["file"] for state in states if state} | {f"before-{before['rounds']}"}
         ours = re.compile(
-            r"(state-\d+-\d+\.safetensors(\.part)?)|((checkpoint|experiment|environment)\.json\.part)"
+            r"((kept/\d+|state-\d+)-\d+\.safetensors(\.part)?)|((checkpoint|experiment|environment)\.json\.part)"
+            r"|(before-\d+)"
         )
-        for orphan in [path for path in self.path.iterdir() if ours.fullmatch(path.name)]:
-            if orphan.name != (self._saved["state"] or {}).get("file"):
-                orphan.unlink()
+        for path in [*self.path.iterdir(), *self.path.glob("kept/*")]:
+            name = path.relative_to(self.path).as_posix()
+            if name in needed or not ours.fullmatch(name):
+                continue
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     # --- reading ---
 
     def _load(self) -> None:
-        saved = read_checkpoint(self.path)
+        saved = {"kept": {}, "before": None} | read_checkpoint(self.path)
         now = json.loads(_json(self.plan.resolved))
         order = [list(experiment["algorithms"]) for experiment in (saved["experiment"], now)]
-        if saved["experiment"] != now or order[0] != order[1]:
+        grows = saved["experiment"] | {"rounds": now["rounds"]} == now and order[0] == order[1]
+        grows = grows and self._may_grow and now["rounds"] > saved["experiment"]["rounds"]
+        if not grows and (saved["experiment"] != now or order[0] != order[1]):
             change = _first_difference(saved["experiment"] | {"order": order[0]}, now | {"order": order[1]})
             raise BadInput(
                 f"{self.path} was made by another experiment ({change}): resume it with the same options, or "
                 "choose another --out"
             )
+        if grows and self.plan.prunes:
+            raise BadInput(
+                f"{self.path} has given up settings on the way to {saved['experiment']['rounds']} rounds; on "
+                f"the way to {now['rounds']} it would have given up others: choose another --out"
+            )
         if saved["versions"] != _versions():
             was = ", ".join(f"{name} {version}" for name, version in sorted(saved["versions"].items()))
             self.notes.append(f"this run was begun with {was}; later digits may differ from then on")
-        self._saved = {key: saved[key] for key in ("done", "tables", "state")}
-        verified(self.path / "experiment.json", _hash(_json(saved["experiment"])))
+        self._saved = {key: saved[key] for key in ("done", "tables", "state", "kept", "before")}
+        stale = self._check_experiment(saved["experiment"])
         for algorithm, expected in self.done.items():
             verified(self.path / "final" / f"{algorithm}.safetensors", expected)
-        self.start = read_state(self.path, self.plan, saved["state"]) if saved["state"] else None
+        for name in saved["before"]["tables"] if saved["before"] else ():
+            self._aside(name)
+        if grows:
+            self._grow(saved["experiment"]["rounds"])
+        elif saved["state"]:
+            self.start = read_state(self.path, self.plan, saved["state"])
+        if grows or stale:
+            write_atomically(self.path / "experiment.json", _json(self.plan.resolved))
+
+    def _check_experiment(self, experiment: dict[str, Any]) -> bool:
+        """Whether experiment.json is still that of the fewer rounds: killed between it and the checkpoint."""
+        path, before = self.path / "experiment.json", self._saved["before"]
+        try:
+            verified(path, _hash(_json(experiment)))
+        except BadInput:
+            if not before:
+                raise
+            verified(path, _hash(_json(experiment | {"rounds": before["rounds"]})))
+            return True
+        return False
+
+    def _aside(self, name: str) -> bytes:
+        """A table as it was before the run went on to more rounds."""
+        before = self._saved["before"]
+        return verified(self.path / f"before-{before['rounds']}" / name, before["tables"][name])
+
+    def _grow(self, rounds: int) -> None:
+        """Put aside what is there of so many rounds, as the beginning of a run of more.
+
+        An algorithm whose state is not there begins again, and comes to the same. So does one in which a lane
+        was found diverged at its last evaluation, where that was made only because the run ended there.
+        """
+        done, state, kept, old = (self._saved[key] for key in ("done", "state", "kept", "before"))
+        there = {
+            name: verified(self.path / name, entry["sha256"], entry["length"])
+            for name, entry in self._saved["tables"].items()
+        }
+        extra = rounds if rounds % self.plan.evaluate_every else None  # an evaluation only of the shorter run
+        starts: dict[str, Any] = {}
+        tables = {name: _header(name, data) for name, data in there.items()}
+        for key, study in self.plan.studies.items():
+            names, ended = set(study.names), study.names[0] in done
+            if ended or (state and state["algorithm"] == key):
+                start, source = kept.get(key) if ended else state, there
+            else:
+                start = old["starts"].get(key) if old else None
+                source = {name: self._aside(name) for name in there} if start else {}
+            if (
+                ended
+                and extra
+                and f",{rounds - 1},diverged," in _own_rows("events.csv", there["events.csv"], names)
+            ):
+                start = None
+            if start and not (self.path / start["file"]).exists() and ended:
+                start = None
+            if start:
+                verified(self.path / start["file"], start["sha256"])
+                starts[key] = start
+                for name, data in source.items():
+                    tables[name] += _own_rows(name, data, names, extra if ended else None)
+            elif ended:
+                self.notes.append(f"{key} begins again: its state after round {rounds} was not kept")
+        place = self.path / f"before-{rounds}"
+        place.mkdir(exist_ok=True)
+        for name, text in tables.items():
+            write_atomically(place / name, text.encode())
+        before = {
+            "rounds": rounds,
+            "starts": starts,
+            "tables": {name: _hash(text.encode()) for name, text in tables.items()},
+        }
+        empty = {name: {"length": 0, "sha256": _hash(b"")} for name in tables}
+        self._saved = {"done": {}, "tables": empty, "state": None, "kept": {}, "before": before}
+        self._commit()
+        if extra:
+            for study in self.plan.studies.values():
+                if isinstance(study.problem, Pictured):
+                    for name in set(study.names):
+                        (self.path / "samples" / f"{name}-{extra}.png").unlink(missing_ok=True)
+
+    def begin(self, key: str) -> Stop | None:
+        """Where a study goes on from, if it has begun. Rows of it that were put aside are taken up."""
+        if key == self.started:
+            return self.start
+        before = self._saved.get("before")
+        if not before or key not in before["starts"]:
+            return None
+        for name, table in self.tables.items():
+            data = self._aside(name)
+            if table.empty:
+                table.append(_header(name, data))
+            table.append(_own_rows(name, data, set(self.plan.studies[key].names)))
+        return read_state(self.path, self.plan, before["starts"][key])
 
     # --- writing ---
 
@@ -358,6 +493,14 @@ class RunFolder:
         """The algorithms, of a sweep their settings, that have had all rounds; and their final hashes."""
         done: dict[str, str] = self._saved["done"]
         return done
+
+    @property
+    def left(self) -> dict[str, int]:
+        """The studies that have not had all rounds, and after how many each goes on."""
+        states = ((self._saved.get("before") or {}).get("starts", {})).values()
+        at = {state["algorithm"]: state["round"] for state in (*states, self._saved["state"]) if state}
+        studies = self.plan.studies.items()
+        return {key: at.get(key, 0) for key, study in studies if study.names[0] not in self.done}
 
     @property
     def started(self) -> str | None:
@@ -379,22 +522,26 @@ class RunFolder:
         old = (self._saved["state"] or {}).get("file")
         state = None
         if stop is not None:
-            tensors, rest = _state_of(stop.lanes)
-            data = save(tensors)
-            file = f"state-{len(self.done)}-{stop.round}.safetensors"
-            write_atomically(self.path / file, data)
-            state = {
-                "algorithm": algorithm,
-                "round": stop.round,
-                "lanes": rest,
-                "file": file,
-                "sha256": _hash(data),
-            }
+            assert algorithm is not None
+            state = self._write_state(algorithm, stop, f"state-{len(self.done)}-{stop.round}.safetensors")
         tables = {name: table.seal() for name, table in self.tables.items()}
-        self._saved = {"done": self.done, "tables": tables, "state": state}
+        self._saved |= {"tables": tables, "state": state}
         self._commit()
         if old is not None and (state is None or old != state["file"]):
             (self.path / old).unlink(missing_ok=True)
+
+    def _write_state(self, algorithm: str, stop: Stop, file: str) -> dict[str, Any]:
+        """Write where an algorithm is; and what a checkpoint says of it."""
+        tensors, rest = _state_of(stop.lanes)
+        data = save(tensors)
+        write_atomically(self.path / file, data)
+        return {
+            "algorithm": algorithm,
+            "round": stop.round,
+            "lanes": rest,
+            "file": file,
+            "sha256": _hash(data),
+        }
 
     def record(self, study: Study, stop: Stop) -> None:
         """Write down what has happened since the stop before."""
@@ -440,9 +587,11 @@ class RunFolder:
         grids = [path.read_bytes() for path in paths if path.exists()]
         write_atomically(self.path / what / f"{algorithm}-rounds.png", over_rounds(grids))
 
-    def finish(self, study: Study, stop: Stop) -> None:
-        """Keep the last finite points of a study, and go on to the next."""
-        (self.path / "final").mkdir(exist_ok=True)
+    def finish(self, key: str, stop: Stop) -> None:
+        """Keep the last finite points of a study, and where it is, and go on to the next."""
+        study = self.plan.studies[key]
+        for folder in ("final", "kept"):
+            (self.path / folder).mkdir(exist_ok=True)
         files: dict[str, dict[str, torch.Tensor]] = {}
         for name, seed, z in zip(study.names, study.seeds, points(stop.lanes.server), strict=True):
             files.setdefault(name, {}).update(
@@ -452,7 +601,17 @@ class RunFolder:
             data = save(tensors)
             write_atomically(self.path / "final" / f"{name}.safetensors", data)
             self.done[name] = _hash(data)
+        file = f"kept/{list(self.plan.studies).index(key)}-{stop.round}.safetensors"
+        held = tree_leaves((stop.lanes.server, stop.lanes.memory))
+        if sum(leaf.nbytes for leaf in held if isinstance(leaf, torch.Tensor)) <= KEEP:
+            self._saved["kept"][key] = self._write_state(key, stop, file)
+        if before := self._saved.get("before"):
+            before["starts"].pop(key, None)
+            if not self.left:
+                self._saved["before"] = None
         self.save(None, None)
+        if before:
+            self._tidy()
 
     def close(self) -> None:
         for table in self.tables.values():
@@ -509,15 +668,14 @@ def execute(
     0 seconds ask for one after every evaluation. Rounds that somebody else plays, on real devices, are dear:
     there is a checkpoint after each.
     """
-    plan, started, start = folder.plan, folder.started, folder.start
+    plan = folder.plan
     saved_at, took = time.monotonic(), 0.0
-    left = {key: study for key, study in plan.studies.items() if study.names[0] not in folder.done}
+    left = list(folder.left)
     if not left:
         return
     diary = Diary(folder.path)
-    for algorithm, study in left.items():
-        if algorithm != started:
-            start = None
+    for algorithm in left:
+        study, start = plan.studies[algorithm], folder.begin(algorithm)
         began = time.monotonic()
         watch.begin(algorithm, start.round if start else 0)
         stop = start
@@ -533,10 +691,11 @@ def execute(
             due = now - saved_at >= (checkpoint_seconds and max(checkpoint_seconds, RARELY * took))
             if (stop.rows and due) or play is not None:
                 folder.save(algorithm, stop)
+                diary.note(algorithm, now - began)
                 saved_at = time.monotonic()
                 took = saved_at - now
         assert stop is not None  # a course has at least its start
-        folder.finish(study, stop)
+        folder.finish(algorithm, stop)
         study.close()  # nothing of one algorithm is held while the next one runs
         diary.note(algorithm, time.monotonic() - began)
 
