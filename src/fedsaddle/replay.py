@@ -12,7 +12,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from fedsaddle.engine.course import Row, Stop, course, traffic
 from fedsaddle.engine.rounds import Study, points
 from fedsaddle.errors import BadInput
 from fedsaddle.history import Rules, read
-from fedsaddle.runs import HISTORY, KEYS, Plan, read_checkpoint, read_state, read_tensors, verified
+from fedsaddle.runs import HISTORY, KEYS, Plan, Watch, read_checkpoint, read_state, read_tensors, verified
 from fedsaddle.spec import load
 
 # What arithmetic on another machine, in another order, may do to a parameter: relative to 1 + its size.
@@ -61,9 +61,16 @@ class Agreement:
 
 
 def replay_run(
-    folder: Path, tolerance: float | None = None, engine: str | None = None, device: str | None = None
+    folder: Path,
+    tolerance: float | None = None,
+    engine: str | None = None,
+    device: str | None = None,
+    watching: Callable[[Plan, Mapping[str, int]], Watch] | None = None,
 ) -> Iterator[Agreement]:
-    """Every lane of a run against its replay, one after another. What cannot be replayed is refused."""
+    """Every lane of a run against its replay, one after another. What cannot be replayed is refused.
+
+    `watching` makes somebody who sees the progress, given the plan and what is to be played from where.
+    """
     if not (folder / "checkpoint.json").exists():
         raise BadInput(f"{folder} is not the folder of a run: it has no checkpoint.json")
     saved = read_checkpoint(folder)
@@ -79,6 +86,10 @@ def replay_run(
     }
     history = read(data[HISTORY], _rules(plan), str(folder / HISTORY))
     machine.prepare(plan.resolved["threads"], plan.resolved["tf32"])
+    begun = [
+        name for name in plan.studies if name in (*saved["done"], (saved["state"] or {}).get("algorithm"))
+    ]
+    watch = watching(plan, dict.fromkeys(begun, 0)) if watching else None
     for name, study in plan.studies.items():
         scripted = replace(study, history=history)
         if name in saved["done"]:
@@ -90,7 +101,7 @@ def replay_run(
             ends, rounds = points(stop.lanes.server), stop.round
         else:
             continue
-        yield from _compare(scripted, plan, rounds, ends, data, tolerance)
+        yield from _compare(name, scripted, plan, rounds, ends, data, tolerance, watch)
 
 
 def _plan(folder: Path, saved: dict[str, Any], engine: str | None, device: str | None) -> Plan:
@@ -125,14 +136,25 @@ def _point(stored: dict[str, torch.Tensor], seed: int, path: Path) -> Pair:
 
 
 def _compare(
-    study: Study, plan: Plan, rounds: int, ends: list[Pair], data: dict[str, bytes], tolerance: float | None
+    called: str,
+    study: Study,
+    plan: Plan,
+    rounds: int,
+    ends: list[Pair],
+    data: dict[str, bytes],
+    tolerance: float | None,
+    watch: Watch | None,
 ) -> Iterator[Agreement]:
     """Play the history of one algorithm and compare where it leads."""
     stop: Stop | None = None
     rows: list[Row] = []
     abandoned: Counter[int] = Counter()
     # To the last round of the plan, and no further than the checkpoint: what is evaluated does not change.
+    if watch:
+        watch.begin(called, 0)
     for stop in course(study, plan.rounds, plan.evaluate_every):
+        if watch:
+            watch.stop(called, stop)
         rows += stop.rows
         abandoned.update(event.lane for event in stop.events if event.what == "abandoned")
         if stop.round == rounds:

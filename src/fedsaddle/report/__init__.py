@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedsaddle.errors import BadInput
+from fedsaddle.errors import BadInput, is_machines
 from fedsaddle.report.figures import draw, draw_heat_map
 from fedsaddle.report.page import GENERATOR, page
 from fedsaddle.report.reading import Run, Series, all_metrics, read_runs
@@ -45,6 +45,8 @@ def write_report(runs: Sequence[Run], out: Path | None = None) -> Path:
         write_atomically(summary, _csv(_summary(series, metrics)))
         write_atomically(curves, _csv(_curves(series, metrics)))
     except OSError as error:
+        if is_machines(error):
+            raise OSError(error.errno, error.strerror, str(error.filename or html.parent)) from None
         raise BadInput(f"cannot write to {html.parent}: {error.strerror}; choose another --out") from None
     return html
 

@@ -35,6 +35,7 @@ class Lane:
     late: int  # floats of answers that were not used, too late or refused, up to the last evaluation
     diverged: str  # how it ended, if it did not get to the end
     dropped: str = ""  # when a sweep gave it up, if it did
+    abandoned: int = 0  # rounds
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class Series:
         return [lane for lane in self.lanes if lane.points and not lane.diverged and not lane.dropped]
 
     @property
+    def idle(self) -> bool:
+        """Whether nothing was learnt: every round of every seed that is alive was abandoned."""
+        return bool(self.alive) and all(0 < lane.points[-1].round <= lane.abandoned for lane in self.alive)
+
+    @property
     def reached(self) -> int:
         """The last round at which every seed that is alive was evaluated."""
         return min((lane.points[-1].round for lane in self.alive), default=0)
@@ -89,6 +95,17 @@ class Run:
     environment: list[dict[str, Any]]  # one entry for each time it was started
 
     @property
+    def spent(self) -> dict[str, float]:
+        """Seconds that each algorithm, of a sweep each study, has taken, as far as they were written down."""
+        found: dict[str, float] = {}
+        for entry in self.environment:
+            seconds = entry.get("seconds")
+            for name, value in seconds.items() if isinstance(seconds, dict) else ():
+                if isinstance(value, int | float) and math.isfinite(value):
+                    found[name] = found.get(name, 0.0) + value
+        return found
+
+    @property
     def unfinished(self) -> str:
         """How far each algorithm is, if not all have come to their end."""
         reached = {one.label: one.reached for one in self.series}
@@ -111,16 +128,18 @@ def read_run(folder: Path) -> Run:
     metrics = header[len(KEYS["rounds.csv"]) :]
     points: dict[tuple[str, int], list[Point]] = {}
     for place, row in rows:
-        lane = points.setdefault((row[0], _count(row[1], place)), [])
+        curve = points.setdefault((row[0], _count(row[1], place)), [])
         round, up, _ = (_count(cell, place) for cell in row[2:5])
         time, *values = (_number(cell, place) for cell in row[5:])
-        if lane and (round <= lane[-1].round or up < lane[-1].floats_up or time < lane[-1].time_simulated):
+        if curve and (
+            round <= curve[-1].round or up < curve[-1].floats_up or time < curve[-1].time_simulated
+        ):
             raise _damaged(place, "rounds, floats and time only go up")
-        lane.append(Point(round, up, time, dict(zip(metrics, values, strict=True))))
+        curve.append(Point(round, up, time, dict(zip(metrics, values, strict=True))))
     if not (metrics and points):
         raise BadInput(f"{folder} has no evaluation yet; wait for its first, or resume it")
     late = _late(folder / "traffic.csv")
-    abandoned: dict[str, int] = {}
+    abandoned: dict[tuple[str, int], int] = {}
     diverged: dict[tuple[str, int], str] = {}
     dropped: dict[tuple[str, int], str] = {}
     lost: dict[str, int] = {}
@@ -135,7 +154,8 @@ def read_run(folder: Path) -> Run:
         elif event == "memory":
             trouble.setdefault(algorithm, []).append(f"round {_count(when, place)}: {detail}")
         else:
-            abandoned[algorithm] = abandoned.get(algorithm, 0) + 1
+            lane = algorithm, _count(seed, place)
+            abandoned[lane] = abandoned.get(lane, 0) + 1
     for algorithm, times in lost.items():
         told = f"answers were lost with a worker {times} time{'' if times == 1 else 's'}, over all seeds"
         trouble.setdefault(algorithm, []).append(told)
@@ -150,11 +170,12 @@ def read_run(folder: Path) -> Run:
                 late.get((label, seed), 0),
                 diverged.get((label, seed), ""),
                 dropped.get((label, seed), ""),
+                abandoned.get((label, seed), 0),
             )
             for seed in seeds
         ]
         if lanes:
-            counts = len(experiment["seeds"]), experiment["rounds"], abandoned.get(label, 0)
+            counts = len(experiment["seeds"]), experiment["rounds"], sum(lane.abandoned for lane in lanes)
             pictures, own = read_pictures(folder / "samples", label), experiment["algorithms"][label]
             setting = own if isinstance(own, dict) else {}
             family = families.get(label, "")
