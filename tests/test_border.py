@@ -6,6 +6,7 @@ would do, and no file made or changed. The lists below are the mistakes people m
 random tables, texts and bytes at `spec.load`: it returns a Plan or raises BadInput, never anything else.
 """
 
+import errno
 import json
 import os
 import re
@@ -21,8 +22,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsaddle import cli, spec
+from fedsaddle import catalogue, cli, spec
 from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.cli import commands
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import FLEETS
 from fedsaddle.problems import PROBLEMS
@@ -88,7 +90,7 @@ def refused(call, tmp_path, monkeypatch):
     def refused(*words):
         before = contents(tmp_path)
         with monkeypatch.context() as patched:
-            patched.setattr(cli, "_execute", lambda *_: pytest.fail("it was accepted"))
+            patched.setattr(commands, "_execute", lambda *_: pytest.fail("it was accepted"))
             code, stdout, stderr = call(*words)
         assert (code, stdout) == (2, ""), stderr[-2000:]
         assert stderr.startswith("error: ")
@@ -127,7 +129,7 @@ FIELDS = {
 @pytest.mark.parametrize(
     ("words", "given_", "meant", "known"),
     [
-        (["run", "quadratik"], "quadratik", "quadratic", spec.shipped()),
+        (["run", "quadratik"], "quadratik", "quadratic", catalogue.shipped()),
         (["run", "valid.json", "--algorithm", "cdma-two"], "cdma-two", "cdma-one", VALID["algorithms"]),
         (set_("algorithms.mine.algorithm=codaska"), "codaska", "codasca", ALGORITHMS),
         (set_("algorithms.cdma-noe={eta=0.1,gamma=0.1}"), "cdma-noe", "cdma-one", ALGORITHMS),
@@ -159,7 +161,7 @@ def test_the_shipped_experiments_come_before_the_way_to_bring_ones_own(refused):
     assert line.index("quadratic") < line.index("TOML")
 
 
-@pytest.mark.parametrize("engine", ["cuda", "Loop", ""])
+@pytest.mark.parametrize("engine", ["cuda", "Loops", ""])
 def test_an_unknown_engine(refused, engine):
     line = refused("run", "valid.json", "--engine", engine)
     assert f"'{engine}'" in line
@@ -182,6 +184,44 @@ def test_what_makes_a_variant_cannot_be_set(refused, value):
     line = refused(*set_(f"algorithms.codasca-release={{eta_l=0.1,beta={value}}}"))
     assert "beta" in line
     assert "codasca-release" in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "Quadratic", "--rounds", "1", "--seeds", "0", "--algorithm", "CDMA-One"],
+        ["run", "valid.json", "--engine", "Loop", "--device", "CPU", "--algorithm", "Mine"],
+    ],
+)
+def test_capitals_do_not_matter(call, tmp_path, words):
+    assert call(*words, "--out", "new", "--quiet") == (0, "", "")
+    experiment = json.loads((tmp_path / "new" / "experiment.json").read_text())
+    assert list(experiment["algorithms"]) in (["cdma-one"], ["mine"])
+    assert experiment["device"] == "cpu"
+
+
+def test_capitals_do_not_hide_what_was_meant(refused):
+    assert "did you mean 'quadratic'?" in refused(*set_("problem.name=QUADRATIC"))
+    assert "did you mean 'K'?" in refused(*set_("algorithms.cdma-one.k=3"))
+
+
+def test_where_nothing_is_known_nothing_is_listed(refused):
+    line = refused(*set_("fleet={model='everybody',rate=0.5}"))
+    assert "unknown key in fleet 'rate'" in line
+    assert "known:" not in line
+
+
+def test_help_shows_what_is_in_brackets(call):
+    assert "[sweep]" in call("sweep", "--help")[1]
+    assert "[sweep]" in call("--help")[1]
+
+
+@pytest.mark.parametrize("name", ["page.pdf", "figure.png", "Page.PDF"])
+def test_a_report_is_a_page(call, refused, name):
+    call("run", "valid.json", "--out", "new", "--quiet")
+    line = refused("report", "new", "--out", name)
+    assert f"--out {Path(name).stem}.html" in line
+    assert call("report", "new", "--out", "version-1.2")[0] == 0
 
 
 # --- values ----------------------------------------------------------------------------------------------
@@ -455,6 +495,167 @@ def test_the_installed_command(tmp_path, words):
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch("error: [^\n]+\n", done.stderr)
     assert contents(tmp_path) == before
+
+
+# --- at once ---------------------------------------------------------------------------------------------
+
+# What is answered without the seconds that PyTorch and Matplotlib take to be imported.
+QUICK = [
+    ["--help"],
+    ["--version"],
+    ["list"],
+    *(
+        [command, "--help"]
+        for command in ("run", "sweep", "report", "replay", "data", "keys", "serve", "join")
+    ),
+    ["local", "--help"],
+    ["data"],
+    ["rum"],
+    ["run"],
+    ["run", "quadratik"],
+    ["run", "nowhere.toml"],
+    ["run", "broken.toml"],
+    ["run", "quadratic", "--bogus"],
+    ["run", "quadratic", "--rounds", "0"],
+    ["run", "quadratic", "--engine", "lop"],
+    ["run", "quadratic", "--algorithm", "cdma-two"],
+    ["run", "--resume", "--out", "nowhere"],
+    ["sweep", "quadratik"],
+    ["serve", "quadratik", "--keys", "keys"],
+    ["join", "quadratik", "--server", "here:1", "--key", "keys"],
+    ["local", "quadratik"],
+    ["data", "mnits"],
+    ["report", "nowhere"],
+    ["report", "nowhere", "--out", "page.pdf"],
+    ["replay", "nowhere"],
+]
+
+
+def test_help_and_typos_wait_for_no_import(tmp_path):
+    (tmp_path / "broken.toml").write_text("rounds = = 3")
+    script = f"""
+import contextlib, io, sys
+from fedsaddle.cli import main
+for words in {QUICK}:
+    sys.argv = ["fedsaddle", *words]
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+            main()
+    except SystemExit as end:
+        typo = not ("--help" in words or words in (["--version"], ["list"], ["data"]))
+        assert end.code in ((2,) if typo else (0, None)), (words, end.code)
+    assert told.getvalue(), words
+    heavy = {{"torch", "matplotlib", "numpy", "flwr", "pydantic", "scipy"}} & sys.modules.keys()
+    assert not heavy, (words, heavy)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_listed_is_what_there_is():
+    assert catalogue.algorithms() == {name: entry.summary for name, entry in ALGORITHMS.items()}
+    assert catalogue.problems() == {name: entry.summary for name, entry in PROBLEMS.items()}
+    assert catalogue.fleets() == {name: model.__doc__.splitlines()[0] for name, model in FLEETS.items()}
+
+
+@pytest.mark.parametrize("module", ["typer", "torch", "fedsaddle.engine.rounds"])
+def test_an_interrupt_while_it_starts_is_quiet(tmp_path, module):
+    """At the moment that a module is imported."""
+    script = f"""
+import os, signal, sys
+class Finder:
+    def find_spec(name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may have been ignored
+from fedsaddle.cli import main
+sys.argv = ["fedsaddle", "run", "quadratic", "--out", "new"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert not contents(tmp_path)
+
+
+# --- closed, full, empty ---------------------------------------------------------------------------------
+
+
+def test_nobody_need_listen(tmp_path):
+    """With its output closed, the first file that a run opens must not take its place."""
+    write(tmp_path / "valid.json", VALID)
+    command = [sys.executable, "-m", "fedsaddle", "run", "valid.json", "--out"]
+    for folder, closed in (("open", ""), ("closed", ">&- 2>&- <&-")):
+        words = ["sh", "-c", f'"$@" {closed}', "sh", *command, folder]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert (done.stdout, done.stderr) == ("", "")
+    for name in ("rounds.csv", "traffic.csv", "events.csv", "final/mine.safetensors"):
+        assert (tmp_path / "open" / name).read_bytes() == (tmp_path / "closed" / name).read_bytes()
+
+
+def test_a_reader_may_go_away():
+    """As in `fedsaddle list | true`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "fedsaddle", "list"]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_full_when_the_report_is_written(call, tmp_path, monkeypatch, error):
+    """No other input would do: it is the machine that failed. With room, a resume writes the report."""
+
+    def full(path, data):
+        raise OSError(error, os.strerror(error), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedsaddle.report.write_atomically", full)
+        code, _, stderr = call("run", "valid.json", "--out", "new", "--quiet")
+    assert code == 1
+    assert stderr == f"error: {os.strerror(error)} (new/report.html); a run that was saved can be resumed\n"
+    assert call("run", "--out", "new", "--resume", "--quiet") == (0, "", "")
+    assert (tmp_path / "new" / "report.html").is_file()
+
+
+def test_a_run_in_which_nothing_was_learnt_says_so(call):
+    """One algorithm asks for more answers than ever come; the other for fewer."""
+    words = ["--set", "fleet={model='dropout',rate=1.0}", "--out"]
+    code, stdout, stderr = call("run", "valid.json", *words, "none")
+    assert code == cli.NOTHING_LEARNT == 4
+    assert "nothing was learnt by cdma-one, mine: every round was abandoned" in stderr
+    assert re.search(r"cdma-one .* 2 *\n", stdout)  # abandoned rounds, as the table has them
+    code, _, stderr = call("run", "valid.json", "--set", "quorum.minimum=1", "--out", "some", "--quiet")
+    assert (code, stderr) == (0, "")
+
+
+def test_a_run_of_which_one_algorithm_has_learnt_nothing(call, tmp_path):
+    (tmp_path / "trace.csv").write_text("client,start,end\n" + "".join(f"{i},0,9e9\n" for i in range(5)))
+    few = {"quorum": {"invite": 20, "minimum": 6}, "algorithms": deepcopy(VALID["algorithms"])}
+    few["algorithms"]["mine"]["invite"] = 5
+    write(tmp_path / "few.json", VALID | TRACE | few | {"quorum": {"invite": 20, "minimum": 1}})
+    code, _, stderr = call("run", "few.json", "--out", "new", "--quiet")
+    assert (code, stderr) == (0, "")
+    write(tmp_path / "few.json", VALID | TRACE | {"quorum": {"invite": 20, "minimum": 6}})
+    code, _, stderr = call("run", "few.json", "--algorithm", "cdma-one", "--out", "newer", "--quiet")
+    assert code == cli.NOTHING_LEARNT
+    assert "nothing was learnt by cdma-one: " in stderr
+
+
+def test_the_table_says_whose_seconds_they_are(call, tmp_path):
+    fleet = "fleet={model='latency',median=10.0}"
+    code, stdout, _ = call("run", "valid.json", "--set", fleet, "--out", "new")
+    assert code == 0
+    assert re.search(r"floats +seconds +seconds *\n +algorithm .* up +simulated +spent +abandoned", stdout)
+    row = [line.split() for line in stdout.splitlines() if line.strip().startswith("cdma-one ")][-1]
+    (entry,) = json.loads((tmp_path / "new" / "environment.json").read_text())
+    assert float(row[-2]) == pytest.approx(entry["seconds"]["cdma-one"], rel=0.01)
+    assert float(row[-3]) > 10  # two rounds of two phases
+    spent = sum(entry["seconds"].values())
+    assert f"spent    {spent:.3g} s on this machine's clock" in stdout
 
 
 # --- folders ---------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
 
 import fedsaddle as fs
-from fedsaddle import cli
+from fedsaddle import runs
 from fedsaddle.checks import NOT_FINITE, REASONS, TOO_LARGE, Checks, judge, refuse
 from fedsaddle.core import Pair
 from fedsaddle.engine.course import traffic
@@ -205,14 +205,14 @@ def test_strikes_survive_a_checkpoint(tmp_path, monkeypatch):
     words += ["--set=problem.clients=20", "--set=faults.hostile=0.3", "--set=checks.strikes=1"]
     words += ["--set=evaluate_every=2", "--checkpoint-seconds=0"]
     assert fedsaddle(monkeypatch, *words, f"--out={tmp_path / 'whole'}") == 0
-    execute = cli.execute
+    execute = runs.execute
 
     def until(folder, watch, asked, seconds, play):
         rounds = []
         execute(folder, watch, lambda: rounds.append(0) or len(rounds) > 4, seconds, play)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cli, "execute", until)
+        patch.setattr(runs, "execute", until)
         assert fedsaddle(patch, *words, f"--out={tmp_path / 'half'}") == 130
     assert fedsaddle(monkeypatch, *words, f"--out={tmp_path / 'half'}", "--resume") == 0
     whole, again = ((tmp_path / name / "history.jsonl").read_bytes() for name in ("whole", "half"))

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from fedsaddle import draws, judges, scores
+from fedsaddle.catalogue import SHIPPED, shipped
 from fedsaddle.data import celeba
 from fedsaddle.data.datasets import DATASETS, Dataset
 from fedsaddle.data.sources import CATALOGUE
 from fedsaddle.engine.course import course
-from fedsaddle.spec import SHIPPED, load, shipped
+from fedsaddle.spec import load
 
 GOLDEN = Path(__file__).with_name("golden.json")
 TOY = ["problem.clients=20"]

@@ -23,7 +23,7 @@ SOURCE = ROOT / "src" / "fedsaddle"
 
 # Lower rooms know nothing of higher ones.
 FLOORS = [
-    {"errors", "core", "draws", "projections"},
+    {"errors", "catalogue", "core", "draws", "projections"},
     {"problem", "fleet", "checks", "convolutions", "networks", "data", "scores", "judges", "pictures"},
     {"faults", "merges", "history"},
     {"algorithms", "problems"},
@@ -76,6 +76,37 @@ import fedsaddle as fs
 print(fs.simulate(fs.Quadratic(clients=10), fs.CDMANC(0.1, 0.1), rounds=1).last("stationarity"))
 """
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_every_name_of_the_package_is_there_when_it_is_asked_for():
+    """One `if` for people who check types, one table for those who run: they must agree."""
+    (block,) = (
+        node for node in ast.parse((SOURCE / "__init__.py").read_text()).body if isinstance(node, ast.If)
+    )
+    homes = {alias.name: node.module for node in block.body for alias in node.names}
+    assert homes == fs._HOMES
+    assert sorted(homes) == sorted(fs.__all__)
+    assert set(fs.__all__) <= set(dir(fs))
+    program = """
+import sys
+import fedsaddle as fs
+assert "torch" not in sys.modules
+import fedsaddle.spec  # which imports the module fedsaddle.simulate
+for name in fs.__all__:
+    value = getattr(fs, name)
+    assert getattr(value, "__name__", name) == name, (name, value)
+assert callable(fs.simulate)
+from fedsaddle.simulate import simulate
+assert simulate is fs.simulate
+try:
+    fs.nothing
+except AttributeError as error:
+    assert "nothing" in str(error)
+else:
+    raise AssertionError
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def blocks(document: str, language: str = "python") -> list[str]:

@@ -1,6 +1,7 @@
 """The history of a run, played again, comes to the same; one that was damaged is refused in one line."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,18 @@ def test_a_replay_client_by_client_is_within_the_tolerance(tmp_path, monkeypatch
     assert fedsaddle(monkeypatch, "replay", folder, "--engine=loop") == 0
     out = capsys.readouterr().out
     assert "within 1e-09" in out or "last bit" in out
+
+
+def test_a_replay_tells_how_far_it_is(recorded, monkeypatch, capsys):
+    """Beside its findings, so that these can be read alone."""
+    capsys.readouterr()
+    assert fedsaddle(monkeypatch, "replay", recorded, "--quiet") == 0
+    found, told = capsys.readouterr()
+    assert told == ""
+    assert fedsaddle(monkeypatch, "replay", recorded) == 0
+    again, told = capsys.readouterr()
+    assert again == found
+    assert re.search(r"^cdma-one round 4/4  stationarity \S+ .* rounds/s$", told, flags=re.M)
 
 
 def test_an_interrupted_run_is_compared_as_far_as_its_checkpoint(tmp_path, monkeypatch):
@@ -267,7 +280,7 @@ def test_a_history_that_breaks_the_rules_is_refused(change, recorded, tmp_path, 
     lines = [json.loads(one) for one in (folder / "history.jsonl").read_text().splitlines()]
     change(lines)
     sealed(folder, lines)
-    assert fedsaddle(monkeypatch, "replay", folder) == 2
+    assert fedsaddle(monkeypatch, "replay", folder, "--quiet") == 2
     err = capsys.readouterr().err
     assert BROKEN[change] in err
     assert err.count("\n") == 1

@@ -2,22 +2,19 @@
 
 import base64
 import csv
-import io
 import json
 import math
 import re
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 from scipy.stats import ttest_rel
 
 import chromium
-from fedsaddle import cli, environment
+from fedsaddle import environment
 from fedsaddle.errors import BadInput
 from fedsaddle.problem import better_high
 from fedsaddle.report import findings, read_runs, write_report
@@ -442,7 +439,7 @@ def resumed(tmp_path, monkeypatch):
     """A run that was stopped in its second algorithm and resumed."""
     folder = tmp_path / "resumed"
     with monkeypatch.context() as patched:
-        patched.setattr("fedsaddle.cli._until_asked", lambda: true_after(18))
+        patched.setattr("fedsaddle.cli.commands._until_asked", lambda: true_after(18))
         assert fedsaddle(*ARGUMENTS, f"--out={folder}", monkeypatch=patched) == 130
     assert not (folder / "report.html").exists()
     assert fedsaddle(*ARGUMENTS, f"--out={folder}", "--resume", monkeypatch=monkeypatch) == 0
@@ -513,7 +510,7 @@ def test_events_newer_than_the_checkpoint_are_not_there_twice(tmp_path, monkeypa
         return False
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedsaddle.cli._until_asked", lambda: killed)
+        patched.setattr("fedsaddle.cli.commands._until_asked", lambda: killed)
         assert fedsaddle(*rare, f"--out={folder}", monkeypatch=patched) == 130
     assert len(events_in(folder / "tensorboard/codasca/seed-0")["phi"]) > 2
     assert fedsaddle(*rare, f"--out={folder}", "--resume", monkeypatch=monkeypatch) == 0
@@ -530,26 +527,6 @@ def test_many_seeds_are_one_curve_in_tensorboard(tmp_path, monkeypatch):
     means = [place.values.mean for place in curve(run.series[0], "phi")]
     found = events_in(folder / "tensorboard/codasca/mean")["phi"]
     assert [value for _, value in found] == pytest.approx(means, rel=1e-6)
-
-
-def test_the_progress_line_fits_into_80_columns(monkeypatch):
-    screen = Console(width=80, force_terminal=True, file=io.StringIO(), color_system=None)
-    monkeypatch.setattr(cli, "out", screen)
-    longest = "catalyst-scaffold-s"
-    plan = SimpleNamespace(rounds=600, by="", studies={longest: SimpleNamespace(seeds=range(5))})
-    progress = cli._bars()
-    bars = cli.Bars(plan, progress)
-    bars.begin(longest, 0)
-    rows = [SimpleNamespace(metrics={"stationarity": 0.000123456}, floats_up=1234567)] * 4
-    bars.began -= 1  # a second ago
-    bars.stop(
-        longest, SimpleNamespace(round=30, rows=rows, events=[], lanes=SimpleNamespace(alive=[1, 1, 1, 1, 0]))
-    )
-    screen.print(progress.get_renderable())
-    (line,) = screen.file.getvalue().splitlines()
-    assert re.fullmatch(
-        rf"{longest}  30/600 30/s +\S+ stationarity 0.0001235 up 1.23M 4/5 alive *", line.rstrip("\n")
-    ), line
 
 
 # --- the page --------------------------------------------------------------------------------------------

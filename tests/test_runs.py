@@ -196,7 +196,7 @@ def test_a_finished_run_can_be_resumed_and_stays(whole, monkeypatch):
 @pytest.fixture
 def half(tmp_path, monkeypatch):
     """A run stopped in the middle of its second algorithm, with a state file."""
-    monkeypatch.setattr("fedsaddle.cli._until_asked", lambda: true_after(18))
+    monkeypatch.setattr("fedsaddle.cli.commands._until_asked", lambda: true_after(18))
     folder = tmp_path / "half"
     assert fedsaddle(*ARGUMENTS, f"--out={folder}", monkeypatch=monkeypatch) == 130
     monkeypatch.undo()
@@ -266,7 +266,7 @@ def test_a_damaged_run_is_refused_and_left_alone(half, damage, monkeypatch, caps
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("--rounds=40", "rounds was 12, is 40"),
+        ("--rounds=6", "rounds was 12, is 6"),
         ("--set=problem.kappa=3.0", "problem.kappa was 10.0, is 3.0"),
         ("--deterministic", "deterministic was false, is true"),
     ],
@@ -276,6 +276,130 @@ def test_another_experiments_checkpoint_is_refused(half, change, told, monkeypat
     assert fedsaddle(*ARGUMENTS, change, f"--out={half}", "--resume", monkeypatch=monkeypatch) == 2
     assert told in capsys.readouterr().err
     assert everything(half) == before
+
+
+# --- more rounds -----------------------------------------------------------------------------------------
+
+
+def rounds(number: int) -> list[str]:
+    return [f"--rounds={number}" if word == "--rounds=12" else word for word in ARGUMENTS] + ["--history"]
+
+
+@pytest.fixture(scope="module")
+def twenty(tmp_path_factory):
+    """A run of 20 rounds from the start."""
+    folder = tmp_path_factory.mktemp("twenty") / "run"
+    finish(start(folder, "--rounds=20", "--history"))
+    return folder
+
+
+def same_run(folder: Path, other: Path) -> bool:
+    names = ("history.jsonl", "experiment.json")
+    assert not list(folder.glob("before-*"))
+    assert not list(folder.glob("state-*"))
+    assert len(list((folder / "kept").iterdir())) == 2
+    return result(folder) == result(other) and all(
+        (folder / name).read_bytes() == (other / name).read_bytes() for name in names
+    )
+
+
+@pytest.mark.parametrize(
+    "fewer", [12, 11, 1]
+)  # 11: its last evaluation is one that a run of 20 does not make
+def test_a_finished_run_goes_on_to_more_rounds(twenty, tmp_path, fewer, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    assert fedsaddle(*rounds(fewer), f"--out={folder}", monkeypatch=monkeypatch) == 0
+    words = ["run", "--resume", f"--out={folder}", "--rounds=20", "--quiet"]
+    assert fedsaddle(*words, monkeypatch=monkeypatch) == 0
+    assert same_run(folder, twenty)
+    assert "begins again" not in capsys.readouterr().err
+    assert fedsaddle("replay", str(folder), "--quiet", monkeypatch=monkeypatch) == 0
+
+
+def test_a_run_that_is_under_way_goes_on_to_more_rounds_and_more(twenty, tmp_path, monkeypatch):
+    """Stopped in its second algorithm, sent on to 14, stopped in its first, sent on to 20."""
+    folder = tmp_path / "run"
+    for number, until in ((12, 18), (14, 1)):
+        with monkeypatch.context() as patched:
+            patched.setattr("fedsaddle.cli.commands._until_asked", lambda until=until: true_after(until))
+            assert fedsaddle(*rounds(number), f"--out={folder}", "--resume", monkeypatch=patched) == 130
+    assert fedsaddle(*rounds(20), f"--out={folder}", "--resume", monkeypatch=monkeypatch) == 0
+    assert same_run(folder, twenty)
+
+
+# While the tables are put aside, before and after experiment.json is written, and in the first algorithm.
+@pytest.mark.parametrize("moment", [4, 16, 19, 22, 40])
+def test_killed_on_the_way_to_more_rounds_it_resumes_with_the_same_bytes(
+    twenty, tmp_path, moment, monkeypatch
+):
+    folder = tmp_path / "run"
+    assert fedsaddle(*rounds(11), f"--out={folder}", monkeypatch=monkeypatch) == 0
+    process = start(
+        folder, "--rounds=20", "--history", "--resume", prelude=DIE.format(left=moment, torn=False)
+    )
+    process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    assert fedsaddle(*rounds(20), f"--out={folder}", "--resume", monkeypatch=monkeypatch) == 0
+    assert same_run(folder, twenty)
+
+
+def test_what_was_not_kept_begins_again_and_comes_to_the_same(twenty, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr("fedsaddle.runs.KEEP", 500)  # too little for what CODASCA's clients remember
+        assert fedsaddle(*rounds(12), f"--out={folder}", monkeypatch=patched) == 0
+    assert len(list((folder / "kept").iterdir())) == 1
+    assert fedsaddle(*rounds(20), f"--out={folder}", "--resume", monkeypatch=monkeypatch) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "begins again" in line]
+    assert told == ["note: codasca begins again: its state after round 12 was not kept"]
+    assert same_run(folder, twenty)
+
+
+def test_a_damaged_state_is_not_gone_on_from(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    assert fedsaddle(*ARGUMENTS, f"--out={folder}", monkeypatch=monkeypatch) == 0
+    flip(folder / "kept" / "1-12.safetensors", 0.9)
+    before = everything(folder)
+    assert fedsaddle(*ARGUMENTS, "--rounds=20", f"--out={folder}", "--resume", monkeypatch=monkeypatch) == 2
+    assert "damaged" in capsys.readouterr().err
+    assert everything(folder) == before
+
+
+def test_a_lane_that_diverged_where_the_shorter_run_ended_is_judged_again(tmp_path, monkeypatch, capsys):
+    """A run of more rounds does not evaluate there, so it would have found out later."""
+    words = [*ARGUMENTS, "--algorithm=cdma-nc", "--seeds=0"]
+    steps = ["--set=algorithms.cdma-nc.eta=30.0", "--set=algorithms.cdma-nc.gamma=30.0"]
+    words += [*steps, "--set=evaluate_every=100"]
+    for number in range(20, 80, 3):
+        short = tmp_path / str(number)
+        fedsaddle(*words, f"--rounds={number}", f"--out={short}", monkeypatch=monkeypatch)
+        found = (short / "events.csv").read_text()
+        if f",{number - 1},diverged" in found and "before this round" not in found:
+            break
+    else:
+        pytest.fail("no evaluation found a lane diverged")
+    long = tmp_path / "long"
+    codes = [
+        fedsaddle(*words, "--rounds=90", f"--out={folder}", "--resume", monkeypatch=monkeypatch)
+        for folder in (short, long)
+    ]
+    assert codes[0] == codes[1]
+    assert result(short) == result(long)
+    assert "cdma-nc begins again" in capsys.readouterr().err
+
+
+def test_a_folder_is_all_that_a_resume_needs(half, whole, monkeypatch, capsys):
+    assert fedsaddle("run", "--resume", f"--out={half}", "--quiet", monkeypatch=monkeypatch) == 0
+    assert result(half) == result(whole)
+    before = everything(half)
+    words = ["--resume", f"--out={half}", "--quiet"]
+    assert fedsaddle("run", *words, "--seeds=0-3", monkeypatch=monkeypatch) == 2
+    assert "seeds was [0, 1], is [0, 1, 2, 3]" in capsys.readouterr().err
+    assert fedsaddle("sweep", *words, monkeypatch=monkeypatch) == 2
+    assert f"holds a run: go on with fedsaddle run --resume --out {half}" in capsys.readouterr().err
+    assert everything(half) == before
+    assert fedsaddle("run", "--resume", f"--out={half.parent / 'none'}", monkeypatch=monkeypatch) == 2
+    assert "holds no run to go on with" in capsys.readouterr().err
 
 
 def test_a_run_is_not_overwritten(half, monkeypatch, capsys):

@@ -16,14 +16,15 @@ import torch
 from safetensors.torch import load_file
 
 import chromium
-from fedsaddle import cli
+from fedsaddle.catalogue import SHIPPED
+from fedsaddle.cli import commands
 from fedsaddle.engine.course import Row, Stop
 from fedsaddle.engine.rounds import Lanes
 from fedsaddle.errors import BadInput
 from fedsaddle.problems import AUC
 from fedsaddle.report import read_runs
 from fedsaddle.report.sweeps import families_of
-from fedsaddle.spec import SHIPPED, Sweep, load, load_sweep
+from fedsaddle.spec import Sweep, load, load_sweep
 from fedsaddle.sweep import Halving, Span, rungs, score, settings, to_toml
 from test_report import browser  # noqa: F401
 from test_runs import fedsaddle, result, true_after
@@ -435,7 +436,7 @@ def test_stopped_around_each_rung_it_goes_on_as_if_nothing_had_happened(tiny, tm
     for rounds in (1, 2, 3, 4, 5):
         folder = tmp_path / str(rounds)
         with monkeypatch.context() as patched:
-            patched.setattr(cli, "_until_asked", lambda after=rounds: true_after(after))
+            patched.setattr(commands, "_until_asked", lambda after=rounds: true_after(after))
             assert fedsaddle(*words(tiny, folder, *more), monkeypatch=patched) == 130
         assert fedsaddle(*words(tiny, folder, *more, "--resume"), monkeypatch=monkeypatch) == 0
         assert result(folder) == result(whole)
@@ -448,6 +449,24 @@ def test_another_sweep_is_not_resumed(tiny, tmp_path, monkeypatch, capsys):
     other = words(tiny, out, "--quiet", "--rounds=2", "--halving=2", "--resume")
     assert fedsaddle(*other, monkeypatch=monkeypatch) == 2
     assert "sweep.halving was 0, is 2" in capsys.readouterr().err
+
+
+def test_a_sweep_goes_on_to_more_rounds_unless_it_halves(tiny, tmp_path, monkeypatch, capsys):
+    more, less = (words(tiny, tmp_path / "run", "--quiet", f"--rounds={rounds}") for rounds in (6, 3))
+    whole = tmp_path / "whole"
+    assert fedsaddle(*words(tiny, whole, "--quiet", "--rounds=6"), monkeypatch=monkeypatch) == 0
+    assert fedsaddle(*less, monkeypatch=monkeypatch) == 0
+    assert fedsaddle("sweep", "--resume", *more[2:], monkeypatch=monkeypatch) == 0
+    assert result(tmp_path / "run") == result(whole)
+    assert (tmp_path / "run" / "best.toml").read_bytes() == (whole / "best.toml").read_bytes()
+    halves = tmp_path / "halves"
+    given = [words(tiny, halves, "--quiet", "--halving=3", f"--rounds={rounds}") for rounds in (6, 9)]
+    assert fedsaddle(*given[0], monkeypatch=monkeypatch) == 0
+    capsys.readouterr()
+    assert fedsaddle(*given[1], "--resume", monkeypatch=monkeypatch) == 2
+    assert "has given up settings on the way to 6 rounds" in capsys.readouterr().err
+    assert fedsaddle("run", "--resume", f"--out={halves}", monkeypatch=monkeypatch) == 2
+    assert f"go on with fedsaddle sweep --resume --out {halves}" in capsys.readouterr().err
 
 
 # --- the report ------------------------------------------------------------------------------------------

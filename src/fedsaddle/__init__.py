@@ -1,39 +1,50 @@
-"""FedSaddle: minimax learning on fleets of unreliable devices."""
+"""FedSaddle: minimax learning on fleets of unreliable devices.
 
-from fedsaddle.algorithms import (
-    ALGORITHMS,
-    CDMAADA,
-    CDMANC,
-    CDMAONE,
-    CODASCA,
-    CatalystScaffoldS,
-    CODAPlus,
-    ExtraStep,
-    LocalSGDAPlus,
-    ParallelSGDA,
-)
-from fedsaddle.checks import Checks
-from fedsaddle.core import Pair
-from fedsaddle.engine.loop import Loop
-from fedsaddle.engine.ray import Ray
-from fedsaddle.engine.vectorised import Vectorised
-from fedsaddle.errors import BadInput, Notice
-from fedsaddle.faults import Faults
-from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
-from fedsaddle.merges import Mean, Median, Merge, TrimmedMean
-from fedsaddle.problems import (
-    AUC,
-    GAN,
-    PROBLEMS,
-    Bilinear,
-    Fair,
-    Quadratic,
-    Robust,
-    RobustLeastSquares,
-    ToyWGAN,
-    TwoSines,
-)
-from fedsaddle.simulate import Outcome, make_study, simulate
+A name is imported when it is first asked for: PyTorch takes seconds, and `fedsaddle --help` needs none of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedsaddle.algorithms import (
+        ALGORITHMS,
+        CDMAADA,
+        CDMANC,
+        CDMAONE,
+        CODASCA,
+        CatalystScaffoldS,
+        CODAPlus,
+        ExtraStep,
+        LocalSGDAPlus,
+        ParallelSGDA,
+    )
+    from fedsaddle.checks import Checks
+    from fedsaddle.core import Pair
+    from fedsaddle.engine.loop import Loop
+    from fedsaddle.engine.ray import Ray
+    from fedsaddle.engine.vectorised import Vectorised
+    from fedsaddle.errors import BadInput, Notice
+    from fedsaddle.faults import Faults
+    from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
+    from fedsaddle.merges import Mean, Median, Merge, TrimmedMean
+    from fedsaddle.problems import (
+        AUC,
+        GAN,
+        PROBLEMS,
+        Bilinear,
+        Fair,
+        Quadratic,
+        Robust,
+        RobustLeastSquares,
+        ToyWGAN,
+        TwoSines,
+    )
+    from fedsaddle.simulate import Outcome, make_study, simulate
 
 __version__ = "0.1.0"
 
@@ -80,3 +91,47 @@ __all__ = [
     "make_study",
     "simulate",
 ]
+
+# Where each name of `__all__` is at home.
+_HOMES = {
+    name: f"fedsaddle.{home}"
+    for home, names in {
+        "algorithms": "ALGORITHMS CDMAADA CDMANC CDMAONE CODASCA CODAPlus CatalystScaffoldS ExtraStep "
+        "LocalSGDAPlus ParallelSGDA",
+        "checks": "Checks",
+        "core": "Pair",
+        "engine.loop": "Loop",
+        "engine.ray": "Ray",
+        "engine.vectorised": "Vectorised",
+        "errors": "BadInput Notice",
+        "faults": "Faults",
+        "fleet": "Dropout Everybody Latency Paper Quorum Trace",
+        "merges": "Mean Median Merge TrimmedMean",
+        "problems": "AUC GAN PROBLEMS Bilinear Fair Quadratic Robust RobustLeastSquares ToyWGAN TwoSines",
+        "simulate": "Outcome make_study simulate",
+    }.items()
+    for name in names.split()
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedsaddle' has no attribute '{name}'")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """So that `fedsaddle.simulate` is the function, although a module of that name is imported too."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -6,22 +6,19 @@ An unknown key, a wrong type or a value out of range ends in one line that says 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import re
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from torch.utils._pytree import tree_leaves
 
+from fedsaddle import catalogue
 from fedsaddle import sweep as tuning
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.checks import Checks, Norms, check_norms
@@ -33,7 +30,7 @@ from fedsaddle.engine.loop import Loop
 from fedsaddle.engine.ray import MOST_WORKERS, Ray
 from fedsaddle.engine.rounds import Study, begin
 from fedsaddle.engine.vectorised import Vectorised
-from fedsaddle.errors import BadInput, check_count, check_seed, shown, unknown
+from fedsaddle.errors import BadInput, check_count, check_seed, meant, shown, unknown
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Fleet, Quorum
 from fedsaddle.merges import MERGES, Merge
@@ -41,8 +38,6 @@ from fedsaddle.problem import Held, Problem
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.runs import Plan
 from fedsaddle.simulate import check_algorithm, device_named, hyperparameters, make_study
-
-SHIPPED = files("fedsaddle") / "experiments"
 
 
 class Experiment(BaseModel):
@@ -96,35 +91,11 @@ class Sweep(BaseModel):
 # --- reading ---------------------------------------------------------------------------------------------
 
 
-def _names() -> list[str]:
-    return sorted(
-        path.name.removesuffix(".toml") for path in SHIPPED.iterdir() if path.name.endswith(".toml")
-    )
-
-
-def shipped() -> dict[str, str]:
-    """The experiments that come with the package, and what they are."""
-    return {name: _read(name).get("description", "") for name in _names()}
-
-
 def _read(experiment: str) -> dict[str, Any]:
     """The tables of an experiment, by its name or its file."""
-    path = Path(experiment)
-    if path.suffix not in (".toml", ".json") and not os.path.isfile(experiment):
-        if experiment not in _names():
-            raise BadInput(f"{unknown('experiment', experiment, _names())}; or give the path of a TOML file")
-        return tomllib.loads((SHIPPED / f"{experiment}.toml").read_text(encoding="utf-8"))
-    try:
-        text = path.read_text(encoding="utf-8")
-        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise BadInput(f"{path}: {str(error) or 'not a text file'}") from None
-    except RecursionError:
-        raise BadInput(f"{path}: nested too deep to be an experiment") from None
-    if not isinstance(tables, dict):
-        raise BadInput(f"{path}: expected an experiment, got {type(tables).__name__}")
+    tables, folder = catalogue.read(experiment)
+    if folder is None:
+        return tables
     for place, key in (
         ("fleet", "path"),
         ("problem", "dataset"),
@@ -136,7 +107,7 @@ def _read(experiment: str) -> dict[str, Any]:
         if not isinstance(table, dict) or not isinstance(table.get(key), str) or not table[key]:
             continue
         if key in ("path", "inception") or is_table(table[key]):  # else it is the name of a dataset
-            table[key] = str(path.parent / table[key])  # a file is seen from the experiment that names it
+            table[key] = str(folder / table[key])  # a file is seen from the experiment that names it
     return tables
 
 
@@ -469,7 +440,7 @@ def load(
         if bench.checked.sampling == "size":
             raise BadInput("sampling by size needs to know how many rows each device has; say uniform")
     tables, K = bench.checked.algorithms, bench.checked.K
-    wanted = list(dict.fromkeys(algorithms)) or list(tables)
+    wanted = list(dict.fromkeys(meant(name, tables) for name in algorithms)) or list(tables)
     for label in wanted:
         if label not in tables:
             raise unknown("algorithm in this experiment", label, tables)
@@ -556,7 +527,7 @@ def _families(bench: _Bench, sweep: Sweep, wanted: Sequence[str]) -> dict[str, d
     """The tables of the settings of each algorithm, by their names."""
     tables = bench.checked.algorithms
     known = sweep.settings or tables
-    chosen = list(dict.fromkeys(wanted)) or list(known)
+    chosen = list(dict.fromkeys(meant(name, known) for name in wanted)) or list(known)
     drawn = [label for name in chosen for label in sweep.settings.get(name, [])]
     for names, among in ((chosen, known), (sweep.grid, known), (drawn, tables)):
         for name in names:

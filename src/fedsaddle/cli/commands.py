@@ -1,55 +1,35 @@
-"""The command line."""
+"""What can be asked for. What a command needs beyond its words is imported when it is clear that it runs."""
 
 from __future__ import annotations
 
-import io
 import os
 import shlex
 import signal
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column, Table
+from rich.table import Table
 
-from fedsaddle import __version__
-from fedsaddle.algorithms import ALGORITHMS
-from fedsaddle.data import sources
-from fedsaddle.engine import machine
-from fedsaddle.engine.course import Play, Stop
-from fedsaddle.engine.tapes import Tapes, cores
-from fedsaddle.errors import BadInput
-from fedsaddle.fleet import FLEETS
-from fedsaddle.problems import PROBLEMS
-from fedsaddle.replay import replay_run
-from fedsaddle.report import findings, read_runs, spread, write_report
-from fedsaddle.report.sweeps import CHOSEN_BY_TEST, families_of, winners_toml
-from fedsaddle.runs import Interrupted, Plan, RunFolder, Watch, execute, write_atomically
-from fedsaddle.spec import load, load_sweep, shipped
-from fedsaddle.sweep import score
+from fedsaddle import __version__, catalogue
+from fedsaddle.cli import ALL_DIVERGED, BAD_INPUT, INTERRUPTED, NOTHING_LEARNT
+from fedsaddle.errors import BadInput, check_count, meant, unknown
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from fedsaddle.engine.course import Play
     from fedsaddle.flower import deploy
     from fedsaddle.flower.server import Deployment
-
-BAD_INPUT, ALL_DIVERGED, INTERRUPTED = 2, 3, 130
+    from fedsaddle.report.reading import Series
+    from fedsaddle.runs import Plan, RunFolder, Watch
 
 app = typer.Typer(
     help="Minimax learning on fleets of unreliable devices.",
@@ -58,137 +38,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 out = Console() if sys.stdout.isatty() else Console(width=120)
-
-
-# --- progress --------------------------------------------------------------------------------------------
-
-
-class Silent:
-    """For --quiet."""
-
-    def begin(self, study: str, start: int) -> None:
-        pass
-
-    def stop(self, study: str, stop: Stop) -> None:
-        pass
-
-
-def _describe(plan: Plan, study: str, stop: Stop) -> str:
-    alive = f"{sum(stop.lanes.alive)}/{len(plan.studies[study].seeds)} alive"
-    if plan.by:
-        value, name = _leader(plan.by, plan.studies[study].names, stop)
-        return f"best {plan.by} {value:.4g} ({name}) {alive}"
-    name = next(iter(stop.rows[0].metrics))
-    mean = sum(row.metrics[name] for row in stop.rows) / len(stop.rows)
-    up = sum(row.floats_up for row in stop.rows) / len(stop.rows)
-    return f"{name} {mean:.4g} up {_amount(up)} {alive}"
-
-
-def _leader(by: str, names: tuple[str, ...], stop: Stop) -> tuple[float, str]:
-    """The best setting at an evaluation, and its mean over the seeds."""
-    values: dict[str, list[float]] = {}
-    for row in stop.rows:
-        values.setdefault(names[row.lane], []).append(row.metrics[by])
-    name = min(values, key=lambda name: score(by, values[name], names.count(name)))
-    return sum(values[name]) / len(values[name]), name
-
-
-def _amount(floats: float) -> str:
-    """1.25M"""
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if floats >= 0.9995 * size:
-            return f"{floats / size:.3g}{letter}"
-    return f"{floats:.3g}"
-
-
-def _speed(rounds: int, since: float) -> str:
-    speed = rounds / max(1e-9, time.monotonic() - since)
-    return f"{speed:.{0 if speed >= 10 else 1}f}"
-
-
-def _trouble(plan: Plan, study: str, stop: Stop) -> list[str]:
-    """What a person should hear at once.
-
-    Each lane that has just diverged: in a sweep many do, and their number says enough. And what has befallen
-    the machines.
-    """
-    ends = [event for event in stop.events if event.what == "diverged" and not plan.by]
-    seeds = plan.studies[study].seeds
-    lines = [f"{study} seed {seeds[one.lane]} diverged in round {one.round}: {one.detail}" for one in ends]
-    lines += [f"{study} round {one.round}: {one.detail}" for one in stop.events if one.what == "memory"]
-    lost = [event for event in stop.events if event.what == "lost"]
-    if lost:
-        others = len({event.lane for event in lost}) - 1
-        also = f" and {others} more lane{'s' if others > 1 else ''}" if others else ""
-        lines.append(f"{study} round {lost[0].round}, seed {seeds[lost[0].lane]}{also}: {lost[0].detail}")
-    return lines
-
-
-def _say(line: str) -> None:
-    """Print a line; if nobody reads any more, be quiet from then on, and let the run go on."""
-    try:
-        print(line, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-class Lines:
-    """For a pipe: a plain line about every tenth of the way, and for what goes wrong."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-
-    def begin(self, study: str, start: int) -> None:
-        self.told = start
-        self.began, self.start = time.monotonic(), start
-
-    def stop(self, study: str, stop: Stop) -> None:
-        for line in _trouble(self.plan, study, stop):
-            _say(line)
-        last = stop.round == self.plan.rounds
-        if stop.rows and (last or stop.round == 0 or stop.round - self.told >= self.plan.rounds / 10):
-            self.told = stop.round
-            rounds = stop.round - self.start
-            pace = f"  {_speed(rounds, self.began)} rounds/s" if rounds else ""
-            told = _describe(self.plan, study, stop)
-            _say(f"{study} round {stop.round}/{self.plan.rounds}  {told}{pace}")
-
-
-class Bars:
-    """For a person: one line for each algorithm, with its speed and the time that is left."""
-
-    def __init__(self, plan: Plan, progress: Progress) -> None:
-        self.plan, self.progress = plan, progress
-        self.tasks: dict[str, TaskID] = {}
-
-    def begin(self, study: str, start: int) -> None:
-        task = self.progress.add_task(study, total=self.plan.rounds, completed=start, speed="", metric="")
-        self.tasks[study] = task
-        self.began, self.start = time.monotonic(), start
-
-    def stop(self, study: str, stop: Stop) -> None:
-        task = self.tasks[study]
-        for line in _trouble(self.plan, study, stop):
-            self.progress.print(line)
-        if stop.rows:
-            self.progress.update(task, metric=_describe(self.plan, study, stop))
-        rounds = stop.round - self.start
-        self.progress.update(
-            task, completed=stop.round, speed=f"{_speed(rounds, self.began)}/s" if rounds else ""
-        )
-
-
-def _bars() -> Progress:
-    bar = [BarColumn(bar_width=10)] if out.width >= 100 else []  # on 80 columns the words need them all
-    return Progress(
-        TextColumn("{task.description}"),
-        *bar,
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        TextColumn("{task.fields[speed]}", justify="right"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=Column(no_wrap=True)),
-        TextColumn("{task.fields[metric]}"),
-        console=out,
-    )
 
 
 def _until_asked() -> Callable[[], bool]:
@@ -212,6 +61,10 @@ def _until_asked() -> Callable[[], bool]:
 
 # What `run` and `sweep` share.
 Experiment = Annotated[str, typer.Argument(help="The name of a shipped experiment, or a TOML file.")]
+Perhaps = Annotated[
+    str | None,
+    typer.Argument(help="The name of a shipped experiment, or a TOML file; none to --resume a folder."),
+]
 Only = Annotated[str, typer.Option(help="Only these, such as cdma-ada,cdma-one.")]
 Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
 Seeds = Annotated[str | None, typer.Option(help="Such as 0-4 or 0,3,7-9.")]
@@ -231,7 +84,7 @@ Seconds = Annotated[float, typer.Option(help="Make a checkpoint at most so often
 
 @app.command()
 def run(
-    experiment: Experiment,
+    experiment: Perhaps = None,
     algorithm: Only = "",
     rounds: Rounds = None,
     seeds: Seeds = None,
@@ -247,28 +100,32 @@ def run(
     checkpoint_seconds: Seconds = 10.0,
 ) -> None:
     """Run an experiment."""
-    chosen = _check_options(algorithm, folder, resume, checkpoint_seconds)
+    chosen = _check_options(algorithm, folder, resume, checkpoint_seconds, rounds)
+    which = _which(experiment, "run", folder, resume, chosen, set_)
+    engine = _check_engine(engine)
+
+    from fedsaddle.spec import load
+
     plan = load(
-        experiment,
+        which,
         algorithms=chosen,
         rounds=rounds,
         seeds=seeds,
         engine=engine,
         address=address,
-        device=device,
+        device=device and device.lower(),
         deterministic=deterministic,
         history=history or None,
         settings=set_ or [],
     )
     path = _place(plan, folder)
-    _carry_out(plan, path, resume, quiet, checkpoint_seconds)
-    if not _report(path, quiet):
-        raise typer.Exit(ALL_DIVERGED)
+    _carry_out(plan, path, resume, quiet, checkpoint_seconds, again="run")
+    raise typer.Exit(_report(path, quiet))
 
 
 @app.command()
 def sweep(
-    experiment: Experiment,
+    experiment: Perhaps = None,
     algorithm: Only = "",
     by: Annotated[str | None, typer.Option(help="The metric that settings are chosen by.")] = None,
     budget: Annotated[int | None, typer.Option(help="How many settings of each algorithm.")] = None,
@@ -285,10 +142,15 @@ def sweep(
     quiet: Quiet = False,
     checkpoint_seconds: Seconds = 10.0,
 ) -> None:
-    """Try the settings of an experiment's [sweep], and find each algorithm's best."""
-    chosen = _check_options(algorithm, folder, resume, checkpoint_seconds)
+    """Try the settings of an experiment's \\[sweep], and find each algorithm's best."""
+    chosen = _check_options(algorithm, folder, resume, checkpoint_seconds, rounds)
+    which = _which(experiment, "sweep", folder, resume, chosen, set_)
+    engine = _check_engine(engine)
+
+    from fedsaddle.spec import load_sweep
+
     plan = load_sweep(
-        experiment,
+        which,
         algorithms=chosen,
         by=by,
         budget=budget,
@@ -297,18 +159,21 @@ def sweep(
         seeds=seeds,
         engine=engine,
         address=address,
-        device=device,
+        device=device and device.lower(),
         deterministic=deterministic,
         settings=set_ or [],
     )
     path = _place(plan, folder)
-    _carry_out(plan, path, resume, quiet, checkpoint_seconds)
-    if not _report_sweep(path, quiet):
-        raise typer.Exit(ALL_DIVERGED)
+    _carry_out(plan, path, resume, quiet, checkpoint_seconds, again="sweep")
+    raise typer.Exit(_report_sweep(path, quiet))
 
 
-def _check_options(algorithm: str, folder: Path | None, resume: bool, checkpoint_seconds: float) -> list[str]:
+def _check_options(
+    algorithm: str, folder: Path | None, resume: bool, checkpoint_seconds: float, rounds: int | None
+) -> list[str]:
     """Refuse options that do not fit; the names of the algorithms that were asked for."""
+    if rounds is not None:
+        check_count("rounds", rounds)
     if not checkpoint_seconds >= 0:
         raise BadInput(f"--checkpoint-seconds must be at least 0, got {checkpoint_seconds}")
     if algorithm and not algorithm.strip(", "):
@@ -318,6 +183,49 @@ def _check_options(algorithm: str, folder: Path | None, resume: bool, checkpoint
     if folder is not None and str(folder) in ("", "."):
         raise BadInput("--out needs a folder of its own, such as runs/first")
     return [name.strip() for name in algorithm.split(",") if name.strip()]
+
+
+ENGINES = ("auto", "vectorised", "loop", "ray")
+
+
+def _check_engine(engine: str | None) -> str | None:
+    if engine is not None and engine.lower() not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
+    return engine and engine.lower()
+
+
+def _which(
+    experiment: str | None,
+    command: str,
+    folder: Path | None,
+    resume: bool,
+    chosen: Sequence[str],
+    settings: Sequence[str] | None,
+) -> str:
+    """The experiment that is meant. A slip in a name is answered here, before PyTorch is waited for."""
+    if experiment is None:
+        if folder is None or not resume:
+            raise BadInput(
+                "an experiment is missing: give the name of a shipped one or a TOML file; or, to go on with "
+                "a run, --resume --out DIR"
+            )
+        experiment = str(folder / "experiment.json")
+        if not os.path.isfile(experiment):
+            raise BadInput(f"{folder} holds no run to go on with: name the experiment, to begin one there")
+        kind = "sweep" if "sweep" in catalogue.read(experiment)[0] else "run"
+        if kind != command:
+            place = shlex.quote(str(folder))
+            raise BadInput(f"{folder} holds a {kind}: go on with fedsaddle {kind} --resume --out {place}")
+    tables, _ = catalogue.read(experiment)
+    known = tables.get("algorithms")
+    swept = tables.get("sweep")
+    if command == "sweep" and isinstance(swept, dict) and swept.get("settings"):
+        known = swept["settings"]
+    if isinstance(known, dict) and not any(word.lstrip().startswith("algorithms") for word in settings or ()):
+        for name in chosen:
+            if meant(name, known) not in known:
+                raise unknown("algorithm in this experiment", name, known)
+    return experiment
 
 
 def _place(plan: Plan, folder: Path | None) -> Path:
@@ -335,16 +243,22 @@ def _carry_out(
     checkpoint_seconds: float,
     asked: Callable[[], bool] | None = None,
     play: Play | None = None,
+    again: str = "",
 ) -> None:
-    """Run what is left of a plan, in its folder. Rounds are simulated unless somebody else plays them."""
-    run_folder = RunFolder(path, plan, resume)
+    """Run what is left of a plan, in its folder. Rounds are simulated unless somebody else plays them.
+
+    `again` is the command that can go on with the folder alone, and with more rounds.
+    """
+    from fedsaddle.runs import Interrupted, RunFolder
+
+    run_folder = RunFolder(path, plan, resume, may_grow=bool(again))
     for note in (*plan.notes, *run_folder.notes):
         print(f"note: {note}", file=sys.stderr)
     try:
         _execute(run_folder, quiet, checkpoint_seconds, asked or _until_asked(), play)
     except Interrupted:
-        place = shlex.quote(str(path))
-        print(f"stopped; go on with the same command and: --out {place} --resume", file=sys.stderr)
+        words = f"fedsaddle {again}" if again else "the same command and"
+        print(f"stopped; go on with: {words} --resume --out {shlex.quote(str(path))}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     finally:
         run_folder.close()
@@ -361,7 +275,9 @@ def _execute(
     asked: Callable[[], bool],
     play: Play | None,
 ) -> None:
-    # Here, because no other command needs it.
+    from fedsaddle.cli.progress import Bars, Lines, Silent, bars
+    from fedsaddle.engine import machine
+    from fedsaddle.runs import execute
     from fedsaddle.tensorboard import TensorBoard
 
     plan = run_folder.plan
@@ -373,14 +289,16 @@ def _execute(
         execute(run_folder, TensorBoard(run_folder.path, plan, watch), asked, checkpoint_seconds, play)
 
     if quiet or not out.is_terminal:
-        go(Silent() if quiet else Lines(plan))
+        go(Silent() if quiet else Lines(plan, run_folder.left))
     else:
-        with _bars() as progress:
-            go(Bars(plan, progress))
+        with bars(out) as progress:
+            go(Bars(plan, run_folder.left, progress))
 
 
 def _engine(plan: Plan) -> str:
     """How clients are asked, and by how many threads at once."""
+    from fedsaddle.engine.tapes import Tapes, cores
+
     name, device, threads = (plan.resolved[key] for key in ("engine", "device", "threads"))
     graphs = next(iter(plan.studies.values())).graphs
     many = graphs.workers if isinstance(graphs, Tapes) else 1
@@ -388,30 +306,53 @@ def _engine(plan: Plan) -> str:
     return f"{name} on {device} ({workers}{threads} thread{'s' * (threads > 1)}{' each' * (many > 1)})"
 
 
-def _report(path: Path, quiet: bool) -> bool:
-    """Write a run's report and show its table. Whether every algorithm has a seed that came to its end."""
+def _report(path: Path, quiet: bool) -> int:
+    """Write a run's report and show its table. To an exit code."""
+    from fedsaddle.cli.progress import amount
+    from fedsaddle.report import findings, read_runs, spread, write_report
+
     runs = read_runs([path])
     page = write_report(runs)
-    metric = runs[0].metrics[0]
+    metric, spent = runs[0].metrics[0], runs[0].spent
     found = findings(runs[0].series, metric)
     if not quiet:
-        table = Table(title=f"{metric} at the end, mean ± standard deviation over the seeds", box=box.SIMPLE)
-        for column in ("algorithm", metric, "seeds", "floats up", "seconds", "abandoned"):
-            table.add_column(column, justify="left" if column == "algorithm" else "right", no_wrap=True)
+        wide = out.width >= 100
+        table = Table(
+            title=f"{metric} at the end, mean ± standard deviation over the seeds",
+            box=box.SIMPLE,
+            padding=(0, 1 if wide else 0),
+            show_edge=wide,
+        )
+        counts = ("seeds", "floats\nup", "seconds\nsimulated", "seconds\nspent", "abandoned")
+        for column in ("algorithm", metric, *counts):
+            table.add_column(
+                column, justify="left" if column == "algorithm" else "right", no_wrap=True, vertical="bottom"
+            )
         for one in found:
             final, floats, seconds = (
                 spread(list(values.values())) for values in (one.final, one.floats_up, one.seconds)
             )
-            means = [f"{value.mean:.4g}" if value else "" for value in (floats, seconds)]
-            seeds = f"{len(one.final)} of {one.seeds}"
-            table.add_row(one.label, str(final or "diverged"), seeds, *means, str(one.abandoned))
+            table.add_row(
+                one.label,
+                str(final or "diverged"),
+                f"{len(one.final)}/{one.seeds}",
+                amount(floats.mean) if floats else "",
+                f"{seconds.mean:.4g}" if seconds else "",
+                f"{spent[one.label]:.3g}" if one.label in spent else "",
+                str(one.abandoned),
+            )
         out.print(table)
-        print(f"rounds   {path / 'rounds.csv'}\nreport   {page}")
-    return all(one.final for one in found)
+        print(f"rounds   {path / 'rounds.csv'}\nreport   {page}\nspent    {_spent(spent)}")
+    groups = {one.label: [one] for one in runs[0].series}
+    return _code(groups, all(one.final for one in found))
 
 
-def _report_sweep(path: Path, quiet: bool) -> bool:
-    """Write a sweep's report and its winners. Whether every algorithm has a setting that did not diverge."""
+def _report_sweep(path: Path, quiet: bool) -> int:
+    """Write a sweep's report and its winners. To an exit code."""
+    from fedsaddle.report import read_runs, write_report
+    from fedsaddle.report.sweeps import CHOSEN_BY_TEST, families_of, winners_toml
+    from fedsaddle.runs import write_atomically
+
     runs = read_runs([path])
     page, families = write_report(runs), families_of(runs[0])
     best, by, first = path / "best.toml", families[0].by, runs[0].metrics[0]
@@ -433,7 +374,29 @@ def _report_sweep(path: Path, quiet: bool) -> bool:
             table.add_row(family.name, family.told(), *means, *map(str, counts))
         out.print(table)
         print(f"rounds   {path / 'rounds.csv'}\nreport   {page}\nbest     {best}")
-    return all(family.best for family in families)
+        print(f"spent    {_spent(runs[0].spent)}")
+    groups = {family.name: family.tried for family in families}
+    return _code(groups, all(family.best for family in families))
+
+
+def _spent(seconds: Mapping[str, float]) -> str:
+    return f"{sum(seconds.values()):.3g} s on this machine's clock, for rounds and evaluations"
+
+
+def _code(groups: Mapping[str, Sequence[Series]], finite: bool) -> int:
+    """What a run ends with, given all it has of each algorithm; and a word if one has learnt nothing."""
+    idle = [name for name, series in groups.items() if all(one.idle for one in series)]
+    if idle:
+        print(
+            f"nothing was learnt by {', '.join(idle)}: every round was abandoned, for too few clients "
+            "answered in time; lower quorum.minimum, or ask more clients or for longer",
+            file=sys.stderr,
+        )
+    return ALL_DIVERGED if not finite else NOTHING_LEARNT if idle else 0
+
+
+# What somebody might want a report as.
+NO_REPORT = {".pdf", ".htm", ".png", ".svg", ".jpg", ".csv", ".txt", ".md", ".json", ".tex", ".docx", ".zip"}
 
 
 @app.command()
@@ -449,10 +412,21 @@ def report(
     """Make a page that opens anywhere, with figures as PNG and tables as CSV beside it."""
     if place is not None and str(place) in ("", "."):
         raise BadInput("--out needs a folder of its own or a FILE.html, such as report")
+    if place is not None and place.suffix.lower() in NO_REPORT and not os.path.isdir(place):
+        raise BadInput(
+            f"--out {place}: a report is a page of HTML, with its figure as curves.png and its tables as CSV "
+            f"beside it: say --out {place.with_suffix('.html')}, or a folder"
+        )
+    for run in runs:
+        if not os.path.exists(run / "experiment.json"):
+            raise BadInput(f"{run} is not a run folder: it has no experiment.json")
+
+    from fedsaddle.report import read_runs, write_report
+
     found = read_runs(runs)
-    for run in found:
-        if run.unfinished:
-            print(f"note: {run.folder} is unfinished: {run.unfinished}", file=sys.stderr)
+    for one in found:
+        if one.unfinished:
+            print(f"note: {one.folder} is unfinished: {one.unfinished}", file=sys.stderr)
     print(f"report   {write_report(found, place)}")
 
 
@@ -464,14 +438,29 @@ def replay(
     ] = None,
     engine: Engine = None,
     device: Device = None,
+    quiet: Quiet = False,
 ) -> None:
     """Run a run's history again in the simulator, and say whether it comes to the same."""
     if tolerance is not None and not tolerance >= 0:
         raise BadInput(f"--tolerance must be at least 0, got {tolerance}")
+    if not os.path.exists(run / "checkpoint.json"):
+        raise BadInput(f"{run} is not the folder of a run: it has no checkpoint.json")
+    engine = _check_engine(engine)
+
+    from fedsaddle.cli.progress import Bars, Lines, Silent, bars
+    from fedsaddle.replay import replay_run
+
     agreed = True
-    for one in replay_run(run, tolerance=tolerance, engine=engine, device=device):
-        print(one)
-        agreed &= one.agrees
+    with bars(out, transient=True) if out.is_terminal and not quiet else nullcontext() as progress:
+
+        def watching(plan: Plan, left: Mapping[str, int]) -> Watch:
+            if quiet:
+                return Silent()
+            return Bars(plan, left, progress) if progress else Lines(plan, left, sys.stderr)
+
+        for one in replay_run(run, tolerance, engine, device and device.lower(), watching):
+            print(one)
+            agreed &= one.agrees
     raise typer.Exit(0 if agreed else 1)
 
 
@@ -479,10 +468,10 @@ def replay(
 def list_() -> None:
     """Show the experiments, algorithms, problems and fleets there are."""
     sections = {
-        "experiments": shipped(),
-        "algorithms": {name: entry.summary for name, entry in ALGORITHMS.items()},
-        "problems": {name: entry.summary for name, entry in PROBLEMS.items()},
-        "fleets": {name: (model.__doc__ or "").splitlines()[0] for name, model in FLEETS.items()},
+        "experiments": catalogue.shipped(),
+        "algorithms": catalogue.algorithms(),
+        "problems": catalogue.problems(),
+        "fleets": catalogue.fleets(),
     }
     for title, entries in sections.items():
         out.print(title, style="bold")
@@ -497,6 +486,9 @@ def data(
     ] = None,
 ) -> None:
     """Show the datasets, or get some: verified, and kept for the next time."""
+    from fedsaddle.data import sources
+
+    names = [meant(name, sources.CATALOGUE) for name in names or []]
     for name in names or []:
         sources.known(name)  # an unknown name is refused before anything is got
     for name in names or []:
@@ -573,9 +565,13 @@ def serve(
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment on the devices that join."""
-    from fedsaddle.flower import deploy
+    chosen = _check_options(algorithm, folder, resume, 0, rounds)
+    _which(experiment, "run", folder, resume, chosen, set_)
 
-    chosen = _check_options(algorithm, folder, resume, 0)
+    from fedsaddle.flower import deploy
+    from fedsaddle.runs import RunFolder
+    from fedsaddle.spec import load
+
     plan = load(
         experiment,
         algorithms=chosen,
@@ -612,10 +608,13 @@ def join(
     poll: Poll = 3.0,
 ) -> None:
     """Take part in an experiment as one device."""
+    catalogue.read(experiment)
+
     from fedsaddle.flower import deploy
     from fedsaddle.flower.client import Site
     from fedsaddle.flower.keys import node_key
     from fedsaddle.flower.node import Address
+    from fedsaddle.spec import load
 
     host, port = deploy.parse_address(server, "--server")
     number = client if client is not None else _client_of(key)
@@ -660,9 +659,13 @@ def local(
     quiet: Quiet = False,
 ) -> None:
     """Try a deployment on this machine: a server, devices, keys, everything."""
-    from fedsaddle.flower import deploy, keys
+    chosen = _check_options(algorithm, folder, resume, 0, rounds)
+    _which(experiment, "run", folder, resume, chosen, set_)
 
-    chosen = _check_options(algorithm, folder, resume, 0)
+    from fedsaddle.flower import deploy, keys
+    from fedsaddle.runs import RunFolder
+    from fedsaddle.spec import load
+
     plan = load(
         experiment,
         algorithms=chosen,
@@ -702,12 +705,12 @@ def _server(
 
 def _after(code: int, path: Path, quiet: bool) -> None:
     """What a person sees at the end of a deployment."""
-    if code in (0, ALL_DIVERGED) and not _report(path, quiet):
-        code = ALL_DIVERGED
-    raise typer.Exit(code)
+    raise typer.Exit(code or _report(path, quiet))
 
 
 def _downloads() -> Progress:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -731,26 +734,3 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-def main() -> None:
-    """Run the command line; what a person can put right ends in one line."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without the sign ± is no reason to fail
-    try:
-        sys.exit(app(standalone_mode=False))
-    except click.exceptions.NoArgsIsHelpError:
-        sys.exit(BAD_INPUT)  # the help has been shown
-    except (BadInput, click.UsageError) as error:
-        told = error.format_message() if isinstance(error, click.UsageError) else str(error)
-        print(f"error: {BadInput(told)}", file=sys.stderr)
-        sys.exit(BAD_INPUT)
-    except click.Abort:
-        sys.exit(INTERRUPTED)
-    except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        print(
-            f"error: {error.strerror or error}{where}; a run that was saved can be resumed", file=sys.stderr
-        )
-        sys.exit(1)

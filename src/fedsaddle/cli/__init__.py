@@ -1,0 +1,72 @@
+"""The command line.
+
+    commands    what can be asked for
+    progress    how far a run is, and how long it will still take
+
+This module imports nothing that takes time, so that Ctrl-C is quiet from the first moment on.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from types import FrameType
+
+BAD_INPUT, ALL_DIVERGED, NOTHING_LEARNT, INTERRUPTED = 2, 3, 4, 130
+
+
+def main() -> None:
+    """Run the command line; what a person can put right ends in one line."""
+    _mend_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else somebody wants it otherwise
+        signal.signal(signal.SIGINT, _leave)
+
+    import click
+
+    from fedsaddle.cli.commands import app
+    from fedsaddle.errors import BadInput
+
+    try:
+        sys.exit(app(standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError:
+        sys.exit(BAD_INPUT)  # the help has been shown
+    except (BadInput, click.UsageError) as error:
+        told = error.format_message() if isinstance(error, click.UsageError) else str(error)
+        print(f"error: {BadInput(told)}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        print(
+            f"error: {error.strerror or error}{where}; a run that was saved can be resumed", file=sys.stderr
+        )
+        sys.exit(1)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C. During an import nothing is under way yet, and what is raised there may be lost or misread."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _mend_streams() -> None:
+    """Put something where a stream is closed: the next file that is opened would take its place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the first number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without the sign ± is no reason to fail
