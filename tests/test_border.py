@@ -6,6 +6,7 @@ would do, and no file made or changed. The lists below are the mistakes people m
 random tables, texts and bytes at `spec.load`: it returns a Plan or raises BadInput, never anything else.
 """
 
+import dataclasses
 import errno
 import json
 import os
@@ -26,8 +27,9 @@ from fedsaddle import catalogue, cli, spec
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.cli import commands
 from fedsaddle.errors import BadInput
+from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS
-from fedsaddle.problems import PROBLEMS
+from fedsaddle.problems import PROBLEMS, Quadratic
 from fedsaddle.runs import Plan
 
 VALID = {
@@ -179,11 +181,153 @@ def test_a_label_too_long_for_a_file_name(refused, tmp_path):
     assert "algorithms" in refused("run", "bad.json", "--out", "new")
 
 
-@pytest.mark.parametrize("value", ["0.0", "1.0"])
-def test_what_makes_a_variant_cannot_be_set(refused, value):
-    line = refused(*set_(f"algorithms.codasca-release={{eta_l=0.1,beta={value}}}"))
-    assert "beta" in line
-    assert "codasca-release" in line
+def test_what_makes_a_variant_cannot_be_set(refused):
+    line = refused(*set_("algorithms.codasca-release={eta_l=0.1,beta=1.0}"))
+    assert "beta is 0.0 in 'codasca-release'" in line
+    spec.load("quadratic", settings=["algorithms.codasca-release={eta_l=0.1,beta=0.0}"])
+
+
+# --- what has no effect ----------------------------------------------------------------------------------
+
+
+def notes(*settings, experiment="quadratic", **options):
+    return list(spec.load(experiment, settings=settings, **{"rounds": 2, "seeds": "0", **options}).notes)
+
+
+NO_EFFECT = [
+    (["workers=2"], "workers = 2 has no effect: it is of engine ray"),
+    (["memory_gb=2.0", "engine=loop"], "memory_gb = 2.0 has no effect: engine loop"),
+    (["tf32=true"], "tf32 = true has no effect: it is of a GPU"),
+    (["deterministic=true"], "deterministic = true has no effect: a CPU gives the same bits"),
+    (["cohorts=same"], "cohorts = 'same' has no effect"),
+    (["batch=3"], "batch = 3 has no effect: no minibatch"),
+    (["K=3"], "K = 3 has no effect: no algorithm here goes by it"),
+    (["sweep.budget=3"], "sweep is what fedsaddle sweep goes by"),
+    (["algorithms.cdma-one.eta=0.1"], "--set algorithms.cdma-one has no effect"),
+    (["quorum.invite=12"], "quorum.invite = 12 does not count for parallel-sgda: their own number does"),
+    (["merge.rule=trimmed_mean", "merge.trim=0.05"], "merge.trim = 0.05 has no effect: of 16 answers"),
+    (["merge.clip={parameters=1.0}"], "merge.clip of parameters has no effect"),
+    (["checks.norm={parameters=1.0}"], "checks.norm of parameters has no effect"),
+    (["faults.drop=0.0"], "faults: no fault is injected"),
+    (["faults.drop=0.1", "faults.seconds=3.0"], "faults: seconds = 3.0 has no effect: delay is 0"),
+    (["faults.drop=0.1", "faults.corruption='inf'"], "faults: corruption = 'inf' has no effect"),
+    (["faults.corrupt=0.1", "faults.factor=3.0"], "faults: factor = 3.0 has no effect: it is of sign"),
+    (["fleet={model='latency',slow=0.0,slowdown=2.0}"], "fleet: slowdown = 2.0 has no effect: slow is 0"),
+    (["fleet={model='latency',slow=0.5,slowdown=1.0}"], "fleet: slow = 0.5 has no effect: slowdown is 1"),
+]
+
+
+@pytest.mark.parametrize(("settings", "says"), NO_EFFECT, ids=lambda value: str(value)[:60])
+def test_an_option_without_effect_is_noted(settings, says):
+    (note,) = notes(*settings, algorithms=["parallel-sgda"], device="cpu")
+    assert note.startswith(says)
+
+
+def test_an_option_with_an_effect_is_not_noted():
+    assert notes() == []
+    assert notes("K=3", "batch=2", "cohorts=same", "quorum.minimum=2", "memory_gb=1.0") == []
+    assert notes("merge.rule=trimmed_mean", "merge.trim=0.2", "merge.clip={gradients=1.0}") == []
+    assert notes("faults.corrupt=0.1", "faults.corruption=sign", "faults.factor=2.0") == []
+
+
+def test_a_number_that_some_algorithms_have_of_their_own_is_noted_if_it_was_set(tmp_path):
+    path = write(tmp_path / "some.json", VALID)
+    assert notes(experiment=path) == []
+    (note,) = notes("quorum.invite=6", experiment=path)
+    assert note == "quorum.invite = 6 does not count for mine: their own number does"
+    (note,) = notes("K=3", "algorithms.mine.K=4", experiment=path)
+    assert note == "K = 3 does not count for mine: their own number does"
+    own = {label: table | {"invite": 3, "K": 4} for label, table in VALID["algorithms"].items()}
+    path = write(tmp_path / "all.json", VALID | {"algorithms": own, "quorum": {"invite": 6}})
+    assert notes(experiment=path) == [
+        "K = 2 has no effect: no algorithm here goes by it",
+        "quorum.invite = 6 has no effect: no algorithm here goes by it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("problem", "says"),
+    [
+        (
+            {"name": "fair", "alpha": 0.3},
+            "alpha = 0.3 has no effect: it is of partition dirichlet, not of label",
+        ),
+        ({"name": "fair", "seed": 3}, "seed = 3 has no effect: partition label draws nothing"),
+        ({"name": "robust", "seed": 3, "restarts": 0}, "seed = 3 has no effect"),
+        ({"name": "gan", "path": "/faces"}, "path = '/faces' has no effect: it is of celeba"),
+        (
+            {"name": "gan", "inception": "/i.pt"},
+            "inception = '/i.pt' has no effect: it is of judge inception",
+        ),
+        ({"name": "auc", "partition": "iid", "alpha": 0.3}, "alpha = 0.3 has no effect"),
+    ],
+    ids=str,
+)
+def test_a_dial_without_effect_is_noted(tmp_path, problem, says):
+    path = write(tmp_path / "mine.json", VALID | {"problem": problem})
+    (note,) = notes(experiment=path)
+    assert note.startswith(f"problem: {says}")
+
+
+@pytest.mark.parametrize(
+    ("dial", "value"), [("test_share", 0.3), ("label", "'class'"), ("client", "'shop'"), ("sha256", "'00'")]
+)
+def test_a_dial_of_files_is_refused_beside_a_named_dataset(refused, dial, value):
+    line = refused(*set_("problem={name='auc'}", f"problem.{dial}={value}"))
+    assert f"{dial} = {value} has no effect: it goes with a .csv or .npz file, not with digits" in line
+
+
+def test_a_note_is_printed(call):
+    code, _, stderr = call(*set_("tf32=true", "device=cpu"))
+    assert code == 0
+    assert "note: tf32 = true has no effect" in stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["--rounds", "3", "--set", "rounds=4"], "rounds"),
+        (["--seeds", "0", "--set", "seeds=1"], "seeds"),
+        (["--set", "K=3", "--set", "K=4"], "K"),
+    ],
+)
+def test_what_is_given_twice_is_refused(refused, words, key):
+    assert f"{key} is given twice" in refused("run", "valid.json", "--out", "new", *words)
+
+
+def test_clients_are_given_once():
+    with pytest.raises(BadInput, match="clients is given twice"):
+        spec.load("quadratic", settings=["problem.clients=9"], clients=4)
+
+
+# --- everything that was decided -------------------------------------------------------------------------
+
+
+def test_the_resolved_experiment_says_every_key(tmp_path):
+    found = spec.load(write(tmp_path / "valid.json", VALID)).resolved
+    assert found.keys() == spec.Experiment.model_fields.keys() - {"sweep"}
+    assert found["problem"] == {"name": "quadratic"} | dataclasses.asdict(Quadratic(clients=20, kappa=10.0))
+    assert found["fleet"] == {"model": "paper", "least": 0.5}
+    assert found["quorum"] == {"invite": 8, "enough": None, "minimum": 1, "deadline": None, "grace": 0.0}
+    assert found["merge"] == {"rule": "mean", "clip": None}
+    assert (found["checks"], found["faults"], found["history"]) == (None, None, False)
+    assert found["algorithms"]["cdma-one"] == {"algorithm": "cdma-one", "eta": 0.01, "gamma": 0.01, "K": 2}
+    mine = {"algorithm": "codasca", "invite": 4, "eta_l": 0.01, "eta_g": 1.0, "theta": 0.0, "beta": 1.0}
+    assert found["algorithms"]["mine"] == mine | {"K_0": 4000, "decay": 3.0, "K": 2}
+
+
+def test_a_table_that_is_there_is_stored_whole():
+    found = spec.load("quadratic", settings=["checks.strikes=3", "faults.drop=0.1"]).resolved
+    assert found["checks"] == {"norm": None, "strikes": 3}
+    assert found["faults"] == dataclasses.asdict(Faults(drop=0.1))
+
+
+@pytest.mark.parametrize("name", [name for name in spec.shipped() if "digits" in name or "quad" in name])
+def test_the_resolved_experiment_resolves_to_itself_without_a_note(tmp_path, name):
+    plan = spec.load(name)
+    again = spec.load(write(tmp_path / "again.json", plan.resolved))
+    assert again.resolved == plan.resolved
+    assert again.notes == plan.notes == ()
 
 
 @pytest.mark.parametrize(

@@ -196,5 +196,5 @@ def test_an_experiment_says_how_to_merge():
     study = next(iter(plan.studies.values()))
     assert study.merge == Merge(TrimmedMean(0.2), 3.0)
     assert plan.resolved["merge"] == {"rule": "trimmed_mean", "trim": 0.2, "clip": 3}
-    assert "merge" not in load("quadratic").resolved
+    assert load("quadratic").resolved["merge"] == {"rule": "mean", "clip": None}
     assert set(MERGES) == {"mean", "trimmed_mean", "median"}

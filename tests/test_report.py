@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import dataclasses
 import json
 import math
 import re
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
 import chromium
+import fedsaddle as fs
 from fedsaddle import environment
 from fedsaddle.errors import BadInput
 from fedsaddle.problem import better_high
@@ -541,6 +543,21 @@ def test_the_page_needs_nothing_else(by_hand):
     }  # a name, not a place
     assert not re.findall(r"<(link|img|iframe|object)\b|@import|url\(|\bfetch\(|innerHTML", text)
     assert "default-src 'none'" in text
+
+
+def test_the_page_holds_every_hyperparameter(tmp_path, call):
+    words = ["--algorithm=codasca,parallel-sgda", "--rounds=2", "--seeds=0", "--quiet"]
+    assert (
+        call("run", "quadratic", *words, "--set=problem.clients=20", "--out", str(tmp_path / "run"))[0] == 0
+    )
+    text = (tmp_path / "run/report.html").read_text()
+    (data,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, flags=re.S)
+    (run,) = json.loads(data)["runs"]
+    codasca = run["experiment"]["algorithms"]["codasca"]
+    assert codasca.keys() == {"algorithm", "invite"} | {one.name for one in dataclasses.fields(fs.CODASCA)}
+    assert run["experiment"]["problem"]["dissimilarity"] == 0.1
+    assert run["experiment"]["quorum"]["minimum"] == 1
+    assert text.count('make("details"') == 3  # collapsed, as the heat map's table is
 
 
 def test_no_text_of_a_run_becomes_markup(tmp_path):

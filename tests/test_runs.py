@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from fedsaddle.cli import main
 from fedsaddle.engine import machine
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.report import read_runs
-from fedsaddle.spec import load
+from fedsaddle.spec import SHIPPED, load
 
 ARGUMENTS = [
     "run",
@@ -545,6 +546,31 @@ def test_a_run_resumed_from_its_own_experiment_goes_on_with_the_right_algorithm(
     words = ["run", str(half / "experiment.json"), f"--out={half}", "--resume", "--quiet"]
     assert fedsaddle(*words, monkeypatch=monkeypatch) == 0
     assert result(half) == result(whole)
+
+
+def test_a_run_of_an_older_version_that_wrote_no_defaults_is_resumed(half, whole, monkeypatch):
+    """It held the keys that were given, and says so to the end."""
+    saved = json.loads((half / "checkpoint.json").read_text())
+    old = saved["experiment"]
+    for key in ("merge", "checks", "faults", "history"):
+        del old[key]
+    old |= {"quorum": {}, "fleet": {"model": "paper"}}
+    old["problem"] = {"name": "quadratic", "clients": 20, "kappa": 10.0, "dim_x": 3, "dim_y": 3}
+    given = tomllib.loads((SHIPPED / "quadratic.toml").read_text())["algorithms"]
+    old["algorithms"] = {label: given[label] for label in old["algorithms"]}
+    del saved["checksum"]
+
+    def as_json(value):
+        return (json.dumps(value, indent=1) + "\n").encode()
+
+    saved["checksum"] = hashlib.sha256(as_json(saved)).hexdigest()
+    (half / "checkpoint.json").write_bytes(as_json(saved))
+    (half / "experiment.json").write_bytes(as_json(old))
+    assert fedsaddle(*ARGUMENTS, f"--out={half}", "--resume", monkeypatch=monkeypatch) == 0
+    assert json.loads((half / "experiment.json").read_text()) == old
+    assert result(half) == result(whole)
+    other = [*ARGUMENTS, "--set=problem.kappa=11.0"]
+    assert fedsaddle(*other, f"--out={half}", "--resume", monkeypatch=monkeypatch) == 2
 
 
 def test_algorithms_in_another_order_are_another_experiment(half, monkeypatch, capsys):

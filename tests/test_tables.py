@@ -161,6 +161,40 @@ def test_an_experiment_over_a_table_learns(tmp_path):
     assert outcome.last("test_auc")[0] > 0.95
 
 
+def test_a_test_file_that_is_the_training_file_is_refused(tmp_path):
+    path = table(tmp_path)
+    for test in (path, table(tmp_path, name="copy.csv")):
+        with pytest.raises(BadInput, match="the test rows are the training rows"):
+            AUC(dataset=path, test=test, **DIALS)
+    AUC(dataset=path, test=table(tmp_path, "\n".join(lines(rows=54)), "test.csv"), **DIALS)
+
+
+def test_a_column_that_is_left_aside_is_noted(tmp_path):
+    path = table(tmp_path)
+    assert AUC(dataset=path, **DIALS).notes == []
+    (note,) = AUC(dataset=path, **DIALS | {"partition": "iid", "clients": 5}).notes
+    assert note.startswith(f"the column 'shop' of {path} says who holds a row, and is left aside")
+    problem = AUC(dataset=path, **DIALS | {"partition": "iid", "clients": 8})
+    with pytest.warns(UserWarning, match="problem: the column 'shop'"):
+        fs.simulate(problem, fs.CDMANC(0.1, 0.1, K=1), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("dials", "says"),
+    [
+        ({"clients": 7}, "clients = 7 has no effect: of partition column there are as many"),
+        ({"test": "test.csv", "test_share": 0.3}, "test_share = 0.3 has no effect: the test rows are given"),
+        ({"test": "test.csv", "seed": 3}, "seed = 3 has no effect"),
+    ],
+    ids=str,
+)
+def test_a_dial_that_the_table_makes_idle_is_noted(tmp_path, dials, says):
+    test = table(tmp_path, "\n".join(lines(rows=54)), "test.csv")
+    dials = dials | ({"test": test} if "test" in dials else {})
+    (note,) = AUC(dataset=table(tmp_path), **DIALS | dials).notes
+    assert note.startswith(says)
+
+
 # --- npz -------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +222,15 @@ def test_an_npz_file_of_images(tmp_path, shape):
     assert problem.data.inputs.shape == (20, 1, 28, 28)
     assert problem.data.test_inputs.numpy().tobytes() == images[:4].tobytes()
     assert 0 <= problem.evaluate(problem.init(0))["test_auc"] <= 1
+
+
+def test_images_in_floats_that_nobody_has_scaled_are_refused(tmp_path):
+    pixels = numpy.random.default_rng(0).integers(0, 256, (20, 4, 4)).astype(numpy.float32)
+    label = numpy.arange(20) % 2
+    with pytest.raises(BadInput, match=r"these go up to 255: save them as uint8, .*features / 127\.5 - 1"):
+        AUC(dataset=npz(tmp_path, features=pixels, label=label), positive=1, clients=4)
+    AUC(dataset=npz(tmp_path, features=pixels / 127.5 - 1, label=label), positive=1, clients=4)
+    AUC(dataset=npz(tmp_path, features=pixels.astype(numpy.uint8), label=label), positive=1, clients=4)
 
 
 def good():
@@ -363,9 +406,10 @@ def test_a_path_without_a_file_is_refused(tmp_path, monkeypatch, path):
         ({"test": "test.npz"}, r"must be a \.csv file"),
         ({"test": "test.csv"}, "cannot read"),
         ({"sha256": "0" * 64}, "has changed"),
-        ({"dataset": "digits"}, "digits has no column"),
-        ({"dataset": "digits", "test": "test.csv"}, "test goes with"),
-        ({"dataset": "digits", "sha256": "0"}, "sha256 goes with"),
+        ({"dataset": "digits"}, "label = 'outcome' has no effect: it goes with a .csv or .npz file"),
+        ({"dataset": "digits", "label": "label", "client": "client"}, "digits has no column"),
+        ({"partition": "label", "client": "chop"}, "no column 'chop'"),
+        ({"test_sha256": "0" * 64}, "give test too"),
         ({"dataset": "mine.parquet"}, "or give the path of a .csv or .npz file"),
     ],
     ids=str,
@@ -438,7 +482,7 @@ def test_a_table_is_seen_from_its_experiment(tmp_path):
     plan = spec.load(experiment(tmp_path))
     assert plan.resolved["problem"]["dataset"] == path
     assert len(plan.resolved["problem"]["sha256"]) == 64
-    assert "test" not in plan.resolved["problem"]
+    assert plan.resolved["problem"]["test"] == plan.resolved["problem"]["test_sha256"] == ""
 
 
 def test_a_table_that_is_set_is_seen_from_here(tmp_path, monkeypatch):
@@ -486,7 +530,7 @@ def test_a_table_must_be_a_plain_file(tmp_path):
 
 def test_the_resolved_experiment_means_the_same_files(tmp_path):
     table(tmp_path)
-    table(tmp_path, name="test.csv")
+    table(tmp_path, "\n".join(lines(rows=54)), "test.csv")
     plan = spec.load(experiment(tmp_path, test="test.csv"))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "again.json").write_text(json.dumps(plan.resolved))

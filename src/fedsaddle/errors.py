@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 LONGEST = 600  # characters of a message; what was given may be of any length
 MOST = 10**9  # a count beyond this is a slip, not a wish
@@ -70,6 +72,19 @@ def check_count(name: str, value: object, least: int = 1, most: int = MOST) -> N
 
 def check_seed(name: str, value: object) -> None:
     check_count(name, value, least=0, most=2**63 - 1)
+
+
+def without_effect(one: Any, why: Mapping[str, str]) -> list[str]:
+    """Of the fields of a dataclass that have no effect, and `why`, those that somebody has set.
+
+    That is: to something else than the default, which an experiment.json holds and nobody has asked for.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(one)}
+    return [
+        f"{name} = {shown(getattr(one, name))} has no effect: {reason}"
+        for name, reason in why.items()
+        if getattr(one, name) != defaults[name]
+    ]
 
 
 def check_memory(what: str, floats: int) -> None:

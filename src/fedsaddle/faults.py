@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsaddle import draws
 from fedsaddle.checks import NOT_FINITE, REASONS, origin
 from fedsaddle.core import Message, Pair
-from fedsaddle.errors import MOST, BadInput
+from fedsaddle.errors import MOST, BadInput, without_effect
 
 SEEN = {"nan": REASONS[NOT_FINITE], "inf": REASONS[NOT_FINITE], "shape": "a shape is wrong"}
 DROP, DELAY, DUPLICATE, CORRUPT, HOSTILE = range(5)  # each has luck of its own
@@ -47,6 +47,19 @@ class Faults:
             raise BadInput(f"factor must be above 0, got {self.factor}")
         if self.corruption not in (*SEEN, "sign", "scale"):
             raise BadInput(f"corruption must be nan, inf, shape, sign or scale, got {self.corruption!r}")
+
+    @property
+    def notes(self) -> list[str]:
+        """What was asked for and has no effect."""
+        spoils = self.corrupt or self.hostile
+        if not (self.drop or self.delay or self.duplicate or spoils):
+            return ["no fault is injected: every rate is 0"]
+        idle = {} if self.delay else {"seconds": "delay is 0"}
+        if not spoils:
+            idle |= dict.fromkeys(("corruption", "factor"), "corrupt and hostile are 0")
+        elif self.seen:
+            idle["factor"] = f"it is of sign and scale, not of {self.corruption}"
+        return without_effect(self, idle)
 
     def _strikes(self, what: int, rate: float, *numbers: Tensor | int) -> Tensor:
         luck = draws.uniform(draws.fold(draws.key(draws.FAULTS, *numbers), what), 1).squeeze(-1)

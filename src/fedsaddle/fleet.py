@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle import draws
-from fedsaddle.errors import MOST, BadInput, check_count
+from fedsaddle.errors import MOST, BadInput, check_count, without_effect
 
 NEVER = math.inf
 
@@ -242,6 +242,13 @@ class Latency:
         for name in ("slow", "dropout"):
             if not 0 <= getattr(self, name) <= 1:
                 raise BadInput(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+
+    @property
+    def notes(self) -> list[str]:
+        """What was asked for and has no effect."""
+        if self.slowdown == 1:
+            return without_effect(self, {"slow": "slowdown is 1"})
+        return without_effect(self, {} if self.slow else {"slowdown": "slow is 0"})
 
     def check(self, clients: int) -> None:
         pass

@@ -81,6 +81,8 @@ class Plan:
     by: str = ""  # of a sweep: the metric that settings are chosen by
     prunes: dict[str, Prune] = field(default_factory=dict)  # of a sweep that halves: for each study
     notes: tuple[str, ...] = ()  # what a person should hear before it runs
+    # Fills in the defaults of an experiment that an older version has written down without them.
+    complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda experiment: experiment
 
     def close(self) -> None:
         """End what its studies have started elsewhere."""
@@ -293,6 +295,7 @@ class RunFolder:
         self.notes: list[str] = []
         self.start: Stop | None = None  # where the algorithm that was interrupted goes on
         self._saved: dict[str, Any] = {}  # what the checkpoint says
+        self._experiment = plan.resolved  # as the folder has it: an older one may not hold the defaults
         self._check_free(resume)
         locked_before = os.path.exists(path / ".lock")
         try:
@@ -371,25 +374,27 @@ class RunFolder:
     def _load(self) -> None:
         saved = {"kept": {}, "before": None} | read_checkpoint(self.path)
         now = json.loads(_json(self.plan.resolved))
-        order = [list(experiment["algorithms"]) for experiment in (saved["experiment"], now)]
-        grows = saved["experiment"] | {"rounds": now["rounds"]} == now and order[0] == order[1]
-        grows = grows and self._may_grow and now["rounds"] > saved["experiment"]["rounds"]
-        if not grows and (saved["experiment"] != now or order[0] != order[1]):
-            change = _first_difference(saved["experiment"] | {"order": order[0]}, now | {"order": order[1]})
+        was = self.plan.complete(saved["experiment"])
+        order = [list(experiment["algorithms"]) for experiment in (was, now)]
+        grows = was | {"rounds": now["rounds"]} == now and order[0] == order[1]
+        grows = grows and self._may_grow and now["rounds"] > was["rounds"]
+        if not grows and (was != now or order[0] != order[1]):
+            change = _first_difference(was | {"order": order[0]}, now | {"order": order[1]})
             raise BadInput(
                 f"{self.path} was made by another experiment ({change}): resume it with the same options, or "
                 "choose another --out"
             )
         if grows and self.plan.prunes:
             raise BadInput(
-                f"{self.path} has given up settings on the way to {saved['experiment']['rounds']} rounds; on "
-                f"the way to {now['rounds']} it would have given up others: choose another --out"
+                f"{self.path} has given up settings on the way to {was['rounds']} rounds; on the way to "
+                f"{now['rounds']} it would have given up others: choose another --out"
             )
         if saved["versions"] != _versions():
-            was = ", ".join(f"{name} {version}" for name, version in sorted(saved["versions"].items()))
-            self.notes.append(f"this run was begun with {was}; later digits may differ from then on")
+            begun = ", ".join(f"{name} {version}" for name, version in sorted(saved["versions"].items()))
+            self.notes.append(f"this run was begun with {begun}; later digits may differ from then on")
         self._saved = {key: saved[key] for key in ("done", "tables", "state", "kept", "before")}
         stale = self._check_experiment(saved["experiment"])
+        self._experiment = self.plan.resolved if grows else saved["experiment"]
         for algorithm, expected in self.done.items():
             verified(self.path / "final" / f"{algorithm}.safetensors", expected)
         for name in saved["before"]["tables"] if saved["before"] else ():
@@ -514,7 +519,7 @@ class RunFolder:
             return next(csv.reader(file))[len(KEYS["rounds.csv"]) :]
 
     def _commit(self) -> None:
-        saved = {"format": FORMAT, "versions": _versions(), "experiment": self.plan.resolved, **self._saved}
+        saved = {"format": FORMAT, "versions": _versions(), "experiment": self._experiment, **self._saved}
         write_atomically(self.path / "checkpoint.json", _json({**saved, "checksum": _hash(_json(saved))}))
 
     def save(self, algorithm: str | None, stop: Stop | None) -> None:

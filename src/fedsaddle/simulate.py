@@ -6,7 +6,9 @@ import dataclasses
 import math
 import re
 import sys
+import time
 import typing
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from fedsaddle.checks import Checks
 from fedsaddle.core import Algorithm, Pair, Range
+from fedsaddle.engine import machine
 from fedsaddle.engine.course import Row, Stop, course
 from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.rounds import Ask, Event, Study, points
@@ -24,8 +27,8 @@ from fedsaddle.engine.tapes import Tapes
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.errors import BadInput, check_count, check_memory, check_seed, shown
 from fedsaddle.faults import Faults
-from fedsaddle.fleet import Fleet, Paper, Quorum
-from fedsaddle.merges import MEAN, Merge
+from fedsaddle.fleet import FLEETS, Fleet, Latency, Paper, Quorum
+from fedsaddle.merges import MEAN, Merge, TrimmedMean
 from fedsaddle.problem import Problem
 
 
@@ -84,17 +87,24 @@ def make_study(
     faults: Faults | None = None,
     checks: Checks | None = None,
     ask: Ask | None = None,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
 ) -> Study:
     """A checked study. All seeds of all settings of one algorithm become lanes, setting by setting.
 
     `names` are what the settings are called; without them, each is called by its class.
     """
-    settings: list[Any] = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
+    several = isinstance(algorithm, Sequence) and not isinstance(algorithm, str)
+    settings: list[Any] = list(algorithm) if several else [algorithm]  # type: ignore[call-overload]
+    if isinstance(seeds, int | str) or not isinstance(seeds, Iterable):
+        count = seeds if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds > 0 else 5
+        raise BadInput(f"seeds must be a list of whole numbers, such as range({count}), got {shown(seeds)}")
     seeds = list(seeds)
-    quorum, fleet = quorum or Quorum(), fleet or Paper()
     if not settings or not seeds:
         raise BadInput("at least one algorithm and one seed are needed")
+    _check_parts(problem, settings, quorum, fleet, merge, faults, checks, ask)
+    if names and len(names) != len(settings):
+        raise BadInput(f"names must be one for each of the {len(settings)} settings, got {len(names)}")
+    quorum, fleet = quorum or Quorum(), fleet or Paper()
     for seed in seeds:
         check_seed("seed", seed)
     twice = [seed for seed, times in Counter(seeds).items() if times > 1]
@@ -132,7 +142,7 @@ def make_study(
         values = [float(getattr(setting, name)) for setting in settings for _ in seeds]
         return start.x.new_tensor(values, device=place)
 
-    place = device_named(device)
+    place = device_named(str(device))
     called = names or [type(setting).__name__ for setting in settings]
     ask = ask or Vectorised()
     return Study(
@@ -155,6 +165,57 @@ def make_study(
     )
 
 
+def _check_parts(
+    problem: object,
+    settings: Sequence[object],
+    quorum: object,
+    fleet: object,
+    merge: object,
+    faults: object,
+    checks: object,
+    ask: object,
+) -> None:
+    """Refuse what is no problem, algorithm, quorum and so on, saying what would be one."""
+    for name, value, has, such in (
+        ("problem", problem, "federation", "AUC()"),
+        *(("algorithm", setting, "phases", "CDMAONE(eta=0.1, gamma=0.1)") for setting in settings),
+        ("quorum", quorum, "verdict", f"Quorum(invite={quorum if type(quorum) is int else 8})"),
+        ("fleet", fleet, "delays", _fleet_called(fleet)),
+        ("merge", merge, "rule", "Merge(Median(), clip=10.0)"),
+        ("faults", faults, "spoil", "Faults(drop=0.1)"),
+        ("checks", checks, "barred", "Checks(norm=100.0)"),
+        ("ask", ask, "__call__", "Loop() or Vectorised()"),
+    ):
+        if isinstance(value, type):
+            needed = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+            blanks = ", ".join(f"{one.name}=..." for one in needed if one.default is dataclasses.MISSING)
+            raise BadInput(f"{name} must be made first, {value.__name__}({blanks}); got the class")
+        if has not in dir(value) and (value is not None or name in ("problem", "algorithm")):
+            raise BadInput(f"{name} must be such as {such}, got {shown(value)}")
+
+
+def _fleet_called(given: object) -> str:
+    rule = FLEETS.get(given, Latency) if isinstance(given, str) else Latency
+    return f"{rule.__name__}()"
+
+
+def notes_of(studies: Sequence[Study]) -> list[str]:
+    """What was asked for, and has no effect in any of some studies that differ in their algorithms alone."""
+    one = studies[0]
+    parts = {"problem": one.problem, "fleet": one.fleet, "faults": one.faults}
+    notes = [f"{name}: {note}" for name, part in parts.items() for note in getattr(part, "notes", ())]
+    sent = {kind for study in studies for kinds in study.kinds for kind in kinds.values()}
+    for name, norms in (("merge.clip", one.merge.clip), ("checks.norm", one.checks and one.checks.norm)):
+        unsent = sorted(norms.keys() - sent) if isinstance(norms, dict) else []
+        notes += [f"{name} of {kind} has no effect: no client here sends any" for kind in unsent]
+    most, rule = max(study.quorum.wanted for study in studies), one.merge.rule
+    if isinstance(rule, TrimmedMean) and rule.trim and not math.floor(most * rule.trim + 1e-9):
+        notes.append(f"merge.trim = {rule.trim:g} has no effect: of {most} answers it takes off none")
+    if one.cohorts != "another" and all(len(study.algorithm.phases()) == 1 for study in studies):
+        notes.append(f"cohorts = '{one.cohorts}' has no effect: one cohort is invited a round")
+    return notes
+
+
 def _recorder(ask: Ask, device: torch.device) -> Graphs | Tapes | None:
     if device.type == "cuda":
         return Graphs() if isinstance(ask, Vectorised) else None
@@ -175,7 +236,12 @@ def device_named(name: str) -> torch.device:
 
 
 def _odds(weights: Sequence[float] | Tensor, clients: int, invited: int) -> Tensor:
-    odds = torch.as_tensor(weights, dtype=torch.float64)
+    try:
+        odds = torch.as_tensor(weights, dtype=torch.float64)
+    except (TypeError, ValueError):
+        raise BadInput(
+            f"weights must be one number for each of the {clients} clients, got {shown(weights)}"
+        ) from None
     if odds.shape != (clients,):
         raise BadInput(f"weights must be one number for each of the {clients} clients, got {odds.numel()}")
     bad = [odd for odd in odds.tolist() if not 0 <= odd < math.inf]
@@ -208,21 +274,94 @@ def simulate(
     *,
     rounds: int,
     evaluate_every: int = 10,
+    seeds: Iterable[int] = (0,),
+    names: Sequence[str] = (),
+    quorum: Quorum | None = None,
+    fleet: Fleet | None = None,
+    batch: int = 10,
+    weights: Sequence[float] | Tensor | None = None,
+    cohorts: Literal["another", "same"] = "another",
+    merge: Merge | None = None,
+    faults: Faults | None = None,
+    checks: Checks | None = None,
+    ask: Ask | None = None,
+    device: str | torch.device = "cpu",
+    threads: int = 1,
+    progress: bool | None = None,
     watch: Callable[[Stop], None] | None = None,
-    **settings: Any,
 ) -> Outcome:
-    """Run an algorithm for some rounds; `settings` are those of `make_study`.
+    """Run an algorithm for some rounds. What is asked for and has no effect is warned of.
 
-    `watch` is called after every round.
+    PyTorch has `threads` threads meanwhile, as on the command line, and afterwards as many as before: with
+    one, a thread for each core takes its share of the visits. `progress` is told on stderr; by itself, if
+    that is a terminal. `watch` is called after every round.
     """
     check_count("rounds", rounds)
     check_count("evaluate_every", evaluate_every)
-    study = make_study(problem, algorithm, **settings)
-    rows, events = [], []
-    for stop in course(study, rounds, evaluate_every):
-        rows += stop.rows
-        events += stop.events
-        if watch is not None:
-            watch(stop)
-    study.close()
+    check_count("threads", threads, most=1024)
+    with machine.threads(threads):
+        study = make_study(
+            problem,
+            algorithm,
+            seeds=seeds,
+            names=names,
+            quorum=quorum,
+            fleet=fleet,
+            batch=batch,
+            weights=weights,
+            cohorts=cohorts,
+            merge=merge,
+            faults=faults,
+            checks=checks,
+            ask=ask,
+            device=device,
+        )
+        for note in notes_of([study]):
+            warnings.warn(note, stacklevel=2)
+        told = _Progress(rounds) if progress or (progress is None and sys.stderr.isatty()) else None
+        rows, events = [], []
+        try:
+            for stop in course(study, rounds, evaluate_every):
+                rows += stop.rows
+                events += stop.events
+                if told is not None:
+                    told(stop)
+                if watch is not None:
+                    watch(stop)
+        finally:
+            study.close()
+            if told is not None:
+                told.close()
     return Outcome(rows, events, points(stop.lanes.server), stop.lanes.alive)
+
+
+class _Progress:
+    """One line on a terminal that is written over; elsewhere, a line for about every tenth of the way."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds, self.began = rounds, time.monotonic()
+        self.file, self.moving = sys.stderr, sys.stderr.isatty()
+        self.metric, self.told, self.width = "", -rounds, 0
+
+    def __call__(self, stop: Stop) -> None:
+        if stop.rows:
+            name = next(iter(stop.rows[0].metrics))
+            mean = sum(row.metrics[name] for row in stop.rows) / len(stop.rows)
+            self.metric = f"  {name} {mean:.4g}"
+        last = stop.round == self.rounds or not any(stop.lanes.alive)
+        if not (self.moving or last or stop.round - self.told >= self.rounds / 10):
+            return
+        self.told = stop.round
+        spent = time.monotonic() - self.began
+        pace = f"  {stop.round / max(spent, 1e-9):.3g} rounds/s" if stop.round else ""
+        alive = f"{sum(stop.lanes.alive)}/{len(stop.lanes.alive)} alive"
+        line = f"round {stop.round}/{self.rounds}{self.metric}  {alive}{pace}  {spent:.0f} s"
+        if self.moving:
+            print(f"\r{line:<{self.width}}", end="", file=self.file, flush=True)
+            self.width = len(line)
+        else:
+            print(line, file=self.file, flush=True)
+
+    def close(self) -> None:
+        if self.width:
+            print(file=self.file)

@@ -9,7 +9,7 @@ import dataclasses
 import re
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -37,7 +37,7 @@ from fedsaddle.merges import MERGES, Merge
 from fedsaddle.problem import Held, Problem
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.runs import Plan
-from fedsaddle.simulate import check_algorithm, device_named, hyperparameters, make_study
+from fedsaddle.simulate import check_algorithm, device_named, hyperparameters, make_study, notes_of
 
 
 class Experiment(BaseModel):
@@ -111,8 +111,8 @@ def _read(experiment: str) -> dict[str, Any]:
     return tables
 
 
-def _set(tables: dict[str, Any], assignment: str) -> None:
-    """Apply one `a.b=value` to the tables of an experiment."""
+def _set(tables: dict[str, Any], assignment: str) -> str:
+    """Apply one `a.b=value` to the tables of an experiment, and say which key that is."""
     key, sign, text = assignment.partition("=")
     if not sign or not all(part.strip() for part in key.split(".")):
         raise BadInput(f"--set takes key=value, such as problem.kappa=20; got '{assignment}'")
@@ -130,6 +130,7 @@ def _set(tables: dict[str, Any], assignment: str) -> None:
         if not isinstance(tables, dict):
             raise BadInput(f"--set {assignment}: '{part}' is a value, not a table")
     tables[last] = value
+    return ".".join((*path, last))
 
 
 def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
@@ -197,8 +198,10 @@ def _model(cls: type[Any]) -> type[BaseModel]:
     return create_model(cls.__name__, __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
-def _build(cls: type[Any], table: dict[str, Any], where: str, defaults: dict[str, Any] | None = None) -> Any:
-    """An instance of a dataclass from a table of an experiment file."""
+def _filled(
+    cls: type[Any], table: dict[str, Any], where: str, defaults: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """A table of an experiment file, checked, with the defaults of the dataclass it is to become."""
     model = _model(cls)  # type: ignore[arg-type]
     try:
         checked = model.model_validate(
@@ -206,8 +209,14 @@ def _build(cls: type[Any], table: dict[str, Any], where: str, defaults: dict[str
         )
     except ValidationError as error:
         raise _explain(error, model, where) from None
+    return {name: getattr(checked, name) for name in model.model_fields}
+
+
+def _build(cls: type[Any], table: dict[str, Any], where: str, defaults: dict[str, Any] | None = None) -> Any:
+    """An instance of a dataclass from a table of an experiment file."""
+    values = _filled(cls, table, where, defaults)
     try:
-        return cls(**{name: getattr(checked, name) for name in model.model_fields})
+        return cls(**values)
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
 
@@ -223,8 +232,8 @@ def _pick(table: dict[str, Any], key: str, where: str, known: dict[str, Any]) ->
     return known[name], rest
 
 
-def _algorithm(label: str, table: dict[str, Any], K: int | None) -> tuple[Any, int | None]:
-    """An algorithm, and how many clients it invites if it says."""
+def _settings(label: str, table: dict[str, Any], K: int | None) -> dict[str, Any]:
+    """An algorithm's table with every hyperparameter."""
     where, rest = f"algorithms.{label}", dict(table)
     name, invite = rest.pop("algorithm", label), rest.pop("invite", None)
     if not isinstance(name, str) or name not in ALGORITHMS:
@@ -232,17 +241,31 @@ def _algorithm(label: str, table: dict[str, Any], K: int | None) -> tuple[Any, i
     if invite is not None:
         check_count(f"{where}.invite", invite)
     entry = ALGORITHMS[name]
-    for key in entry.fixed:
-        if key in rest:
-            raise BadInput(f"{where}.{key} is what makes '{name}' a variant, and cannot be set")
+    for key, value in entry.fixed.items():
+        if rest.get(key, value) != value:
+            raise BadInput(
+                f"{where}.{key} is {value} in '{name}', which makes it a variant; it cannot be set"
+            )
     defaults: dict[str, Any] = {}
-    if K is not None and "K" in {field.name for field in dataclasses.fields(entry.rule)}:
+    if K is not None and _has_K(entry.rule):
         defaults["K"] = K
-    algorithm = _build(entry.rule, {**rest, **entry.fixed}, where, defaults)
+    own = {} if invite is None else {"invite": invite}
+    return {"algorithm": name, **own, **_filled(entry.rule, {**rest, **entry.fixed}, where, defaults)}
+
+
+def _has_K(rule: type[Any]) -> bool:
+    return "K" in {field.name for field in dataclasses.fields(rule)}
+
+
+def _algorithm(label: str, table: dict[str, Any], K: int | None) -> tuple[Any, int | None]:
+    """An algorithm, and how many clients it invites if it says."""
+    values = _settings(label, table, K)
+    name, invite = values.pop("algorithm"), values.pop("invite", None)
     try:
+        algorithm = ALGORITHMS[name].rule(**values)
         check_algorithm(algorithm)
     except BadInput as error:
-        raise BadInput(f"{where}: {error}") from None
+        raise BadInput(f"algorithms.{label}: {error}") from None
     return algorithm, invite
 
 
@@ -269,6 +292,7 @@ class _Bench:
     merge: Merge
     checks: Checks | None
     faults: Faults | None
+    said: frozenset[str] = frozenset()  # the keys that --set has set
     ray: Ray | None = None  # all studies share its actors
 
     @property
@@ -304,17 +328,44 @@ class _Bench:
             raise BadInput(f"algorithms.{first}: {error}") from None
 
     def resolved(self, algorithms: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """The experiment as a run folder keeps it."""
-        found = self.checked.model_dump()
+        """The experiment as a run folder keeps it: every key with its value."""
+        found = complete({**self.checked.model_dump(), "algorithms": algorithms})
         del found["sweep"]  # a run does not depend on it
-        for key in ("merge", "checks", "faults", "history"):  # unsaid, as in runs older than these keys
-            if found[key] == Experiment.model_fields[key].default:
-                del found[key]
-        found |= {"seeds": self.seeds, "device": self.visits_on, "algorithms": algorithms}
+        found |= {"seeds": self.seeds, "device": self.visits_on}
         found["engine"] = "vectorised" if self.checked.engine == "auto" else self.checked.engine
         for place, part in (("problem", self.problem), ("fleet", self.fleet)):
             found[place] |= getattr(part, "pinned", {})  # the files it reads, by their places and hashes
         return found
+
+
+def complete(tables: dict[str, Any]) -> dict[str, Any]:
+    """An experiment with every key that may be said, those that were not with their defaults."""
+    found = _experiment(tables).model_dump()
+    if "sweep" not in tables:
+        del found["sweep"]
+    for place, key, known in (("problem", "name", PROBLEMS), ("fleet", "model", FLEETS)):
+        entry, dials = _pick(found[place], key, place, known)
+        cls, defaults = (entry.task, entry.defaults) if place == "problem" else (entry, {})
+        found[place] = {key: found[place][key], **_filled(cls, dials, place, defaults)}
+    merge = {"rule": "mean", **found["merge"]}
+    rule, dials = _pick(merge, "rule", "merge", MERGES)
+    clip = {"clip": dials.pop("clip", None)}
+    found["merge"] = {"rule": merge["rule"], **_filled(rule, dials, "merge"), **_filled(_Clip, clip, "merge")}
+    found["quorum"] = _filled(Quorum, found["quorum"], "quorum")
+    for key, part in (("checks", Checks), ("faults", Faults)):
+        found[key] = None if found[key] is None else _filled(part, found[key], key)
+    found["algorithms"] = {
+        label: _settings(label, table, found["K"]) for label, table in found["algorithms"].items()
+    }
+    listed: dict[str, Any] = _lists(found)
+    return listed
+
+
+def _lists(value: Any) -> Any:
+    """As JSON has it, which knows no tuples."""
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _shrink(tables: dict[str, Any], clients: int) -> None:
@@ -335,6 +386,13 @@ def _table(tables: dict[str, Any], key: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _experiment(tables: dict[str, Any]) -> Experiment:
+    try:
+        return Experiment.model_validate(tables)
+    except ValidationError as error:
+        raise _explain(error, Experiment, "") from None
+
+
 def _prepare(
     experiment: str,
     given: dict[str, Any],
@@ -344,15 +402,18 @@ def _prepare(
 ) -> _Bench:
     """A checked experiment, up to its algorithms."""
     tables = _read(experiment)
-    tables |= {key: value for key, value in given.items() if value is not None}
+    given = {key: value for key, value in given.items() if value is not None}
+    tables |= given
+    said: set[str] = set()
     for assignment in settings:
-        _set(tables, assignment)
+        key = _set(tables, assignment)
+        option = "clients" if key == "problem.clients" and clients is not None else key
+        if key in said or key in given or option != key:
+            raise BadInput(f"{option} is given twice: once is enough, by an option or by --set {key}")
+        said.add(key)
     if clients is not None:
         _shrink(tables, clients)
-    try:
-        checked = Experiment.model_validate(tables)
-    except ValidationError as error:
-        raise _explain(error, Experiment, "") from None
+    checked = _experiment(tables)
     if not checked.name.strip():
         raise BadInput("name is empty; call the experiment something")
     check_count("rounds", checked.rounds)
@@ -385,7 +446,8 @@ def _prepare(
     checks = None if checked.checks is None else _build(Checks, checked.checks, "checks")
     faults = None if checked.faults is None else _build(Faults, checked.faults, "faults")
     seeds, merge = parse_seeds(checked.seeds), _merge(checked.merge)
-    bench = _Bench(checked, problem, fleet, seeds, device, visits_on, merge, checks, faults)
+    keys = frozenset(said)
+    bench = _Bench(checked, problem, fleet, seeds, device, visits_on, merge, checks, faults, keys)
     if checked.engine != "ray":
         return bench
     kind = torch.device(visits_on).type
@@ -446,7 +508,81 @@ def load(
             raise unknown("algorithm in this experiment", label, tables)
     studies = {label: bench.study({label: _algorithm(label, tables[label], K)}) for label in wanted}
     resolved = bench.resolved({label: tables[label] for label in wanted})
-    return Plan(resolved, studies, bench.checked.rounds, bench.checked.evaluate_every)
+    notes = [*_without_effect(bench, studies), *_not_here(bench, wanted)]
+    if any(key.split(".")[0] == "sweep" for key in bench.said):
+        notes.append("sweep is what fedsaddle sweep goes by; a run does not look at it")
+    checked = bench.checked
+    return Plan(
+        resolved, studies, checked.rounds, checked.evaluate_every, notes=tuple(notes), complete=complete
+    )
+
+
+# --- what has no effect ----------------------------------------------------------------------------------
+
+
+def _without_effect(bench: _Bench, studies: Mapping[str, Study]) -> list[str]:
+    """What an experiment says that changes nothing: a person may think that it does.
+
+    What --set has set is held against the algorithms that run, a file against all that it holds.
+    """
+    checked, said = bench.checked, bench.said
+    notes = notes_of(list(studies.values()))
+    on_cpu = torch.device(bench.visits_on).type == "cpu"
+    for key, none in {
+        "workers": "" if checked.engine == "ray" else "it is of engine ray",
+        "memory_gb": "engine loop asks one client at a time" if checked.engine == "loop" else "",
+        "tf32": "it is of a GPU, and this runs on the CPU" if on_cpu else "",
+        "deterministic": "a CPU gives the same bits every time as it is" if on_cpu else "",
+        "threads": "each worker of engine ray has one"
+        if checked.engine == "ray"
+        else ("" if on_cpu else "visits are computed on a GPU"),
+    }.items():
+        value = getattr(checked, key)
+        if none and value != Experiment.model_fields[key].default:
+            notes.append(f"{key} = {json.dumps(value)} has no effect: {none}")
+    batches = any(phase.steps(0.5) for study in studies.values() for phase in study.algorithm.phases())
+    if "batch" in said and not batches:
+        notes.append(f"batch = {checked.batch} has no effect: no minibatch is drawn here")
+    rules: dict[str, Any] = {name: study.algorithm for name, study in studies.items()}
+    own = {name: rule.K for name, rule in rules.items() if _has_K(type(rule))}
+    notes += _overridden("K", checked.K, own, "K" in said, _every(checked, "K"))
+    invites = {name: study.quorum.invite for name, study in studies.items()}
+    invite = checked.quorum.get("invite")
+    asked = bool(said & {"quorum", "quorum.invite"})
+    notes += _overridden("quorum.invite", invite, invites, asked, [Quorum.invite, *_every(checked, "invite")])
+    return notes
+
+
+def _overridden(
+    key: str, value: int | None, own: Mapping[str, int], asked: bool, every: Sequence[int | None]
+) -> list[str]:
+    """A number that algorithms may have one of their own for, and that none, or not all of them, goes by."""
+    if value is None:
+        return []
+    if asked and own:
+        others = ", ".join(name for name, number in own.items() if number != value)
+        return [f"{key} = {value} does not count for {others}: their own number does"] if others else []
+    used = not asked and (value in every or None in every)
+    return [] if used else [f"{key} = {value} has no effect: no algorithm here goes by it"]
+
+
+def _every(checked: Experiment, key: str) -> list[int | None]:
+    """What each algorithm of the file has for K or invite; None, if it goes by that of all."""
+    rules = {
+        label: ALGORITHMS.get(str(own.get("algorithm", label))) for label, own in checked.algorithms.items()
+    }
+    return [
+        own.get(key)
+        for label, own in checked.algorithms.items()
+        if key != "K" or ((entry := rules[label]) is not None and _has_K(entry.rule))
+    ]
+
+
+def _not_here(bench: _Bench, wanted: Iterable[str]) -> list[str]:
+    """Algorithms that --set speaks of and that are left out."""
+    spoken = {key.split(".")[1] for key in bench.said if key.startswith("algorithms.")}
+    left = sorted(spoken - set(wanted))
+    return [f"--set algorithms.{name} has no effect: {name} is not among those that run" for name in left]
 
 
 # --- sweeps ----------------------------------------------------------------------------------------------
@@ -505,7 +641,10 @@ def load_sweep(
             keep = tuning.rungs(count, sweep.halving, bench.checked.rounds, every)
             prunes[key] = tuning.Halving(metric, study.names, keep)
     resolved = bench.resolved({label: own for family in families.values() for label, own in family.items()})
-    resolved.pop("history", None)  # of thousands of lanes nobody reads one
+    notes = [*_without_effect(bench, studies), *_not_here(bench, families)]
+    if resolved["history"]:  # of thousands of lanes nobody reads one
+        resolved["history"] = False
+        notes.append("history = true has no effect: a sweep writes none")
     resolved["sweep"] = {
         "by": metric,
         "by_test": by_test,
@@ -514,13 +653,15 @@ def load_sweep(
         "seed": sweep.seed,
         "settings": {name: list(family) for name, family in families.items()},
     }
-    notes = tuple(
+    notes += [
         f"{name} has {len(family)} settings, fewer than the budget of {sweep.budget}"
         for name, family in families.items()
         if len(family) < sweep.budget
-    )
+    ]
     checked = bench.checked
-    return Plan(resolved, studies, checked.rounds, checked.evaluate_every, metric, prunes, notes)
+    return Plan(
+        resolved, studies, checked.rounds, checked.evaluate_every, metric, prunes, tuple(notes), complete
+    )
 
 
 def _families(bench: _Bench, sweep: Sweep, wanted: Sequence[str]) -> dict[str, dict[str, dict[str, Any]]]:

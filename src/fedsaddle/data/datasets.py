@@ -23,6 +23,7 @@ class Dataset:
     classes: tuple[str, ...] = tuple("0123456789")  # what the labels stand for
     owners: Tensor | None = None  # (training row,), int64: who holds it, where the data say so
     sha256: tuple[str, ...] = ()  # of a person's own files
+    has_test: bool = True  # whether the test rows are given; or else they were drawn from the others
 
 
 def scaled(inputs: Tensor) -> Tensor:

@@ -29,6 +29,12 @@ def check_alpha(alpha: float) -> None:
         raise BadInput(f"alpha must be a finite number above 0, got {alpha}")
 
 
+def idle_dials(how: str) -> dict[str, str]:
+    """The dials that a partition does not look at, and why."""
+    found = {} if how == "dirichlet" else {"alpha": f"it is of partition dirichlet, not of {how}"}
+    return found if how in ("iid", "dirichlet") else found | {"seed": f"partition {how} draws nothing"}
+
+
 def divide(
     labels: Tensor, how: str, clients: int, alpha: float, seed: int, owners: Tensor | None = None
 ) -> list[Tensor]:

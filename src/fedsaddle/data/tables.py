@@ -34,6 +34,9 @@ MISSING = ("", "na", "n/a", "nan", "null", "?")  # what stands for nothing, in s
 MOST_CLASSES = 1000  # beyond these a label is a measurement
 MOST_WORDS = 100  # different words of a column of features: each becomes a feature
 LARGEST = 1e100  # whose square is still a float
+BRIGHTEST = (
+    8.0  # of images in floats that begin at 0: beyond it they are levels of grey that nobody has scaled
+)
 BLOCK = 1_000  # lines of a CSV file that are held as text at a time
 WHOLE = re.compile(r"(-?(?:0|[1-9]\d{0,17}))(?:\.0*)?")  # 7 and 7.0, but not 007, which may be a name
 
@@ -103,7 +106,8 @@ def load(
         train.inputs[here], train.flags[here], train.inputs[there], train.flags[there]
     )
     owners = None if owners is None else owners[~out]
-    return Dataset(inputs, labels[~out], test_inputs, labels[out], classes, owners, tuple(digests))
+    drawn = inputs, labels[~out], test_inputs, labels[out]
+    return Dataset(*drawn, classes, owners, tuple(digests), has_test=False)
 
 
 def _read(path: str, sha256: str) -> tuple[bytes, str]:
@@ -381,13 +385,20 @@ def _features(at: str, features: Array) -> Array:
     if images and features.dtype == numpy.uint8:
         return features
     check_memory(at, 2 * features.size)
-    features = features.astype(numpy.float64)
+    kind, features = features.dtype, features.astype(numpy.float64)
     bad = ~(abs(features) < LARGEST).reshape(len(features), -1).all(axis=1)
     if bad.any():
         raise BadInput(
             f"{at}, row {bad.argmax()}: a number is missing or beyond {LARGEST:g}; leave out the row"
         )
-    return features.clip(-1e30, 1e30).astype(numpy.float32) if images else features
+    if not images:
+        return features
+    if features.min() >= 0 and features.max() > BRIGHTEST:
+        raise BadInput(
+            f"{at}: images in {kind} are taken as they are, and these go up to {features.max():g}: save them "
+            "as uint8, if they are bytes, or bring them to about -1 to 1 (features / 127.5 - 1)"
+        )
+    return features.astype(numpy.float32)
 
 
 def _names(at: str, names: Array, rows: int) -> Words:

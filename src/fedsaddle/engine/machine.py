@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -22,6 +24,18 @@ def prepare(threads: int = 1, tf32: bool = False, deterministic: bool = False) -
         torch.backends.cudnn.benchmark = False  # which takes what is fastest at the moment
     torch.use_deterministic_algorithms(deterministic)
     _keep_memory()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads of PyTorch, and memory that is kept, for as long as this lasts."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    _keep_memory()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def fix_workspace() -> None:

@@ -117,7 +117,8 @@ def size_of(message: Message) -> int:
 
 # --- what both sides must agree on --------------------------------------------------------------------------
 
-ELSEWHERE = ("dataset", "test", "path", "inception")  # where files lie: each side has its own
+ELSEWHERE = ("dataset", "test")  # where files lie, if they are files: each side has its own
+OF_ONE_SIDE = ("test_sha256", "path", "inception")
 
 
 def contract(resolved: dict[str, Any], algorithm: str) -> str:
@@ -129,7 +130,7 @@ def contract(resolved: dict[str, Any], algorithm: str) -> str:
     problem = {
         key: value
         for key, value in resolved["problem"].items()
-        if not (key in ELSEWHERE and "/" in str(value)) and key != "test_sha256"
+        if not (key in ELSEWHERE and "/" in str(value)) and key not in OF_ONE_SIDE
     }
     rule = {key: value for key, value in resolved["algorithms"][algorithm].items() if key != "invite"}
     agreed = {

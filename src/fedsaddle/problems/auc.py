@@ -23,13 +23,21 @@ from fedsaddle.core import Pair
 from fedsaddle.data import tables
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
 from fedsaddle.data.federated import chunks
-from fedsaddle.data.partition import PARTITIONS, VALIDATION, divide, held_out
-from fedsaddle.errors import BadInput, check_count, check_seed, unknown
+from fedsaddle.data.partition import PARTITIONS, VALIDATION, divide, held_out, idle_dials
+from fedsaddle.errors import BadInput, check_count, check_seed, unknown, without_effect
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Counts, Facts, Federation, Measured
 from fedsaddle.scores import auroc, average_precision
 
 NETWORKS = ("lenet5", "cifar-cnn", "logistic", "mlp")
+OF_A_FILE = (
+    "label",
+    "client",
+    "test",
+    "test_share",
+    "sha256",
+    "test_sha256",
+)  # dials without a named dataset's
 DEVICES = "devices"  # the partition of rows that are not here
 
 
@@ -73,9 +81,14 @@ class AUC(Measured):
             raise BadInput(f"test_share must be between 0 and 1, got {self.test_share}")
         if not 0 <= self.validation_share < 1:
             raise BadInput(f"validation_share must be at least 0 and below 1, got {self.validation_share}")
-        if (self.test or self.sha256) and not tables.is_table(self.dataset):
-            key = "test" if self.test else "sha256"
-            raise BadInput(f"{key} goes with a .csv or .npz file; {self.dataset} has its own")
+        own, idle = (
+            tables.is_table(self.dataset),
+            f"it goes with a .csv or .npz file, not with {self.dataset}",
+        )
+        if not own and (wrong := without_effect(self, dict.fromkeys(OF_A_FILE, idle))):
+            raise BadInput(wrong[0])
+        if self.test_sha256 and not self.test:
+            raise BadInput("test_sha256 is of a test file: give test too")
         if self.away and (not tables.is_table(self.dataset) or self.test or self.validation_share):
             raise BadInput(
                 "with partition devices, dataset is a .csv or .npz file that the server and all devices "
@@ -92,7 +105,7 @@ class AUC(Measured):
                     f"{self.dataset}: the {rows} rows must hold '{name}' and other classes too; give more "
                     "rows, another test_share or a test file"
                 )
-        if self.partition == "column" and self.data.owners is None:
+        if self.data.owners is None and (self.partition == "column" or self.client != AUC.client):
             raise BadInput(
                 f"{self.dataset} has no column '{self.client}' to say who holds a row; name the one that "
                 "does by client, or choose another partition"
@@ -109,7 +122,14 @@ class AUC(Measured):
     def data(self) -> Dataset:
         if not tables.is_table(self.dataset):
             return DATASETS[self.dataset]()
-        return self._table(self.dataset if self.away else self.test)
+        data = self._table(self.dataset if self.away else self.test)
+        halves = ((data.inputs, data.test_inputs), (data.labels, data.test_labels))
+        if not self.away and all(torch.equal(*half) for half in halves):
+            raise BadInput(
+                f"{self.test or self.dataset}: the test rows are the training rows, so the test would tell "
+                "nothing; give other rows, or leave out test and say a test_share"
+            )
+        return data
 
     def _table(self, test: str) -> Dataset:
         return tables.load(
@@ -173,6 +193,27 @@ class AUC(Measured):
         keys = (("dataset", "sha256"), ("test", "test_sha256"))
         for (file, digest), sha256 in zip(keys[: 1 if self.away else 2], self.data.sha256, strict=False):
             found |= {file: str(Path(getattr(self, file)).resolve()), digest: sha256}
+        return found
+
+    @property
+    def notes(self) -> list[str]:
+        """What was asked for, or is there, and has no effect."""
+        idle = idle_dials(self.partition)
+        drawn = tables.is_table(self.dataset) and not self.away and not self.data.has_test
+        if drawn or self.validation_share:
+            idle.pop("seed", None)
+        if self.partition == "column":
+            idle["clients"] = (
+                f"of partition column there are as many as the column has values, {len(self.parts)}"
+            )
+        if tables.is_table(self.dataset) and not drawn:
+            idle["test_share"] = "the test rows are given"
+        found = without_effect(self, idle)
+        if self.data.owners is not None and self.partition != "column":
+            found.append(
+                f"the column '{self.client}' of {self.dataset} says who holds a row, and is left aside: "
+                f"partition is {self.partition}, not column"
+            )
         return found
 
     @cached_property

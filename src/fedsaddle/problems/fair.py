@@ -20,7 +20,8 @@ from fedsaddle import networks
 from fedsaddle.core import Pair
 from fedsaddle.data.datasets import Dataset, scaled
 from fedsaddle.data.federated import chunks, federate, held_out, named
-from fedsaddle.errors import BadInput, check_count, check_seed
+from fedsaddle.data.partition import idle_dials
+from fedsaddle.errors import BadInput, check_count, check_seed, without_effect
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Federation, Measured
 from fedsaddle.projections import simplex
@@ -47,6 +48,11 @@ class Fair(Measured):
         if not 0 <= self.penalty < math.inf:
             raise BadInput(f"penalty must be at least 0, got {self.penalty}")
         self.federation  # noqa: B018  a dataset or partition that cannot be had is refused here
+
+    @property
+    def notes(self) -> list[str]:
+        """What was asked for and has no effect."""
+        return without_effect(self, idle_dials(self.partition))
 
     @cached_property
     def data(self) -> Dataset:

@@ -28,8 +28,8 @@ from fedsaddle import draws, judges, networks, scores
 from fedsaddle.core import Pair
 from fedsaddle.data import celeba
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
-from fedsaddle.data.partition import divide
-from fedsaddle.errors import BadInput, check_count, check_seed, unknown
+from fedsaddle.data.partition import divide, idle_dials
+from fedsaddle.errors import BadInput, check_count, check_seed, unknown, without_effect
 from fedsaddle.judges import Judge
 from fedsaddle.networks import NOISE, Network
 from fedsaddle.problem import Batch, Federation
@@ -107,6 +107,18 @@ class GAN:
         """What an experiment has to say to mean the same files again."""
         found = {"path": str(celeba.folder_of(self.path).resolve())} if self.dataset == "celeba" else {}
         return found | ({"inception": str(Path(self.inception).resolve())} if self.inception else {})
+
+    @property
+    def notes(self) -> list[str]:
+        """What was asked for and has no effect."""
+        idle = idle_dials(self.partition)
+        if self.dataset != "celeba":
+            idle["path"] = f"it is of celeba, not of {self.dataset}"
+        if self.judge == "inception":
+            idle["splits"] = "judge inception gives no Inception Score"
+        else:
+            idle["inception"] = f"it is of judge inception, not of {self.judge}"
+        return without_effect(self, idle)
 
     # --- who holds what ---
 

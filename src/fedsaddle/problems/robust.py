@@ -24,7 +24,8 @@ from fedsaddle import draws, networks
 from fedsaddle.core import Pair
 from fedsaddle.data.datasets import Dataset, scaled
 from fedsaddle.data.federated import chunks, federate, held_out, named
-from fedsaddle.errors import BadInput, check_count, check_seed
+from fedsaddle.data.partition import idle_dials
+from fedsaddle.errors import BadInput, check_count, check_seed, without_effect
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Federation, Measured
 from fedsaddle.projections import ball, box
@@ -88,6 +89,14 @@ class Robust(Measured):
         if self.norm not in ("linf", "l2"):
             raise BadInput(f"norm must be 'linf' or 'l2', got '{self.norm}'")
         self.federation  # noqa: B018  a dataset or partition that cannot be had is refused here
+
+    @property
+    def notes(self) -> list[str]:
+        """What was asked for and has no effect."""
+        idle = idle_dials(self.partition)
+        if self.restarts:  # from points that are drawn
+            idle.pop("seed", None)
+        return without_effect(self, idle)
 
     @cached_property
     def data(self) -> Dataset:
