@@ -1,12 +1,16 @@
 """One engine: every way to ask gives the same answer, lanes never touch, and memory is respected."""
 
 import dataclasses
+import inspect
+import io
 import math
+import re
+import sys
 from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import fedsaddle as fs
@@ -14,6 +18,7 @@ from fedsaddle import draws
 from fedsaddle.core import Pair, Parameters, Phase, Reply
 from fedsaddle.engine.rounds import begin, calls_of, gather, play, points, send, visits_of
 from fedsaddle.engine.vectorised import peak_bytes
+from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Federation
 from fedsaddle.spec import load
 from zoo import ALGORITHMS, fleets, quadratic
@@ -602,3 +607,147 @@ class Square(fs.Quadratic):
 def test_players_are_flat_vectors():
     with pytest.raises(fs.BadInput, match="x as one flat vector of floats"):
         fs.simulate(Square(clients=12, dim_x=3, dim_y=4), ALGORITHMS["cdma-nc"], rounds=1)
+
+
+# --- randomness ------------------------------------------------------------------------------------------
+
+DRAWS = {
+    "rand": lambda x: torch.rand(()),
+    "randn_like": lambda x: torch.randn_like(x).sum(),
+    "dropout": lambda x: nn.Dropout(0.5)(x).sum(),
+    "normal_": lambda x: torch.zeros(3).normal_().sum(),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Lucky(fs.Quadratic):
+    by: str = "rand"
+
+    def loss(self, z, xi):
+        return super().loss(z, xi) + DRAWS[self.by](z.x)
+
+
+@pytest.mark.parametrize("ask", [fs.Loop, fs.Vectorised])
+@pytest.mark.parametrize("by", DRAWS)
+def test_random_numbers_come_from_the_key(by, ask):
+    problem = Lucky(clients=12, dim_x=3, dim_y=4, by=by)
+    with pytest.raises(fs.BadInput, match=rf"Lucky with CDMAADA draws random numbers by {by}, .*xi\.key"):
+        fs.simulate(problem, ALGORITHMS["cdma-ada"], rounds=1, ask=ask())
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        (lambda: nn.Dropout(0.1), r"Dropout \(1\) draws .*xi\.key"),
+        (lambda: nn.RReLU(), r"RReLU \(1\) draws"),
+        (lambda: nn.TransformerEncoderLayer(4, 2), r"MultiheadAttention \(1\.self_attn\) draws"),
+        (lambda: nn.BatchNorm1d(4), r"BatchNorm1d \(1\) keeps running means, .* use GroupNorm"),
+        (lambda: nn.InstanceNorm1d(4, track_running_stats=True), r"InstanceNorm1d \(1\) keeps"),
+    ],
+    ids=["dropout", "rrelu", "transformer", "batch norm", "instance norm"],
+)
+def test_a_network_has_no_modes(layer, says):
+    with pytest.raises(fs.BadInput, match=says):
+        Network(lambda: nn.Sequential(nn.Linear(4, 4), layer()))
+
+
+def test_layers_without_modes_make_a_network():
+    Network(lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0), nn.GroupNorm(2, 4), nn.LayerNorm(4)))
+    Network(lambda: nn.TransformerEncoderLayer(4, 2, dropout=0.0))
+
+
+def test_making_a_network_leaves_the_generator_as_it_was():
+    before = torch.random.get_rng_state()
+    Network(lambda: nn.Linear(3, 3)).init(0)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+# --- the front door --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"seeds": 3}, r"seeds must be a list of whole numbers, such as range\(3\), got 3"),
+        ({"seeds": "0-4"}, r"such as range\(5\), got '0-4'"),
+        ({"quorum": 8}, r"quorum must be such as Quorum\(invite=8\), got 8"),
+        ({"fleet": "latency"}, r"fleet must be such as Latency\(\), got 'latency'"),
+        ({"fleet": fs.Dropout}, r"fleet must be made first, Dropout\(\); got the class"),
+        ({"algorithm": fs.CDMAADA}, r"made first, CDMAADA\(c_eta=\.\.\., c_gamma=\.\.\.\); got the class"),
+        ({"algorithm": "cdma-ada"}, r"algorithm must be such as CDMAONE\(.*got 'cdma-ada'"),
+        ({"problem": fs.AUC}, r"problem must be made first, AUC\(\); got the class"),
+        ({"merge": fs.Median()}, r"merge must be such as Merge\(Median\(\)"),
+        ({"ask": fs.Loop}, r"ask must be made first, Loop\(\)"),
+        ({"faults": 0.1}, r"faults must be such as Faults\("),
+        ({"checks": 3}, r"checks must be such as Checks\("),
+        ({"weights": "size"}, "weights must be one number for each of the 12 clients, got 'size'"),
+        ({"names": ["a", "b"]}, "names must be one for each of the 1 settings, got 2"),
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"threads": 0}, "threads must be at least 1"),
+    ],
+    ids=str,
+)
+def test_what_is_no_part_of_a_simulation_is_refused_in_one_line(options, says):
+    parts = {"problem": quadratic(), "algorithm": ALGORITHMS["cdma-nc"], "rounds": 1} | options
+    with pytest.raises(fs.BadInput, match=says):
+        fs.simulate(**parts)
+
+
+def test_simulate_takes_what_make_study_takes():
+    known, more = (inspect.signature(function).parameters for function in (fs.make_study, fs.simulate))
+    assert known.keys() < more.keys()
+    assert all(more[name].default == known[name].default for name in known)
+    with pytest.raises(TypeError, match="speed"):
+        fs.simulate(quadratic(), ALGORITHMS["cdma-nc"], rounds=1, speed=2)
+
+
+def test_threads_are_those_that_were_asked_for_and_then_those_of_before():
+    before = torch.get_num_threads()
+    seen = []
+    torch.set_num_threads(3)
+    try:
+        rest = {"rounds": 1, "watch": lambda stop: seen.append(torch.get_num_threads())}
+        fs.simulate(quadratic(), ALGORITHMS["cdma-nc"], **rest)
+        fs.simulate(quadratic(), ALGORITHMS["cdma-nc"], **rest, threads=2)
+        with pytest.raises(fs.BadInput):
+            fs.simulate(Square(clients=12, dim_x=3, dim_y=4), ALGORITHMS["cdma-nc"], rounds=1)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 1, 2, 2]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("file", "progress", "shown"),
+    [
+        (Terminal, None, "\r"),
+        (Terminal, False, ""),
+        (io.StringIO, None, ""),
+        (io.StringIO, True, "\n"),
+    ],
+    ids=["terminal", "quiet", "pipe", "asked"],
+)
+def test_progress_is_told_where_somebody_looks(monkeypatch, file, progress, shown):
+    monkeypatch.setattr(sys, "stderr", file())
+    fs.simulate(quadratic(), ALGORITHMS["cdma-nc"], rounds=20, seeds=(0, 1), progress=progress)
+    text = sys.stderr.getvalue()
+    if not shown:
+        assert text == ""
+        return
+    lines = text.strip().split(shown)
+    assert len(lines) == (21 if shown == "\r" else 11)
+    assert re.fullmatch(
+        r"round 20/20  stationarity [\d.e-]+  2/2 alive  [\d.e+]+ rounds/s  \d+ s\s*", lines[-1]
+    )
+
+
+def test_what_has_no_effect_is_warned_of():
+    with pytest.warns(UserWarning, match="cohorts = 'same' has no effect"):
+        fs.simulate(quadratic(), ALGORITHMS["cdma-nc"], rounds=1, cohorts="same")
+    with pytest.warns(UserWarning, match="faults: no fault is injected"):
+        fs.simulate(quadratic(), ALGORITHMS["cdma-nc"], rounds=1, faults=fs.Faults())

@@ -9,13 +9,20 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedsaddle.convolutions import Conv2d, ConvTranspose2d, MaxPool2d
+from fedsaddle.errors import BadInput
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network as a function of one flat vector. It has no hidden state, so it can be mapped over lanes."""
+    """A network as a function of one flat vector. It has no hidden state, so it can be mapped over lanes.
+
+    Nor has it modes: layers that do something else in training than in evaluation are refused.
+    """
 
     build: Callable[[], nn.Module]
     module: nn.Module = field(init=False, repr=False)  # the layers; their own values are never used
@@ -24,7 +31,9 @@ class Network:
 
     def __post_init__(self) -> None:
         # Now, not on first use: that may be inside a gradient, where no parameter can be made.
-        module = self.build().requires_grad_(False)
+        with torch.random.fork_rng(devices=[]):  # whose values are never used
+            module = self.build().requires_grad_(False)
+        _check_layers(module)
         shapes = {name: value.shape for name, value in module.named_parameters()}
         object.__setattr__(self, "module", module)
         object.__setattr__(self, "shapes", shapes)
@@ -43,6 +52,25 @@ class Network:
         }
         outputs: Tensor = torch.func.functional_call(self.module, named, inputs)
         return outputs
+
+
+def _check_layers(network: nn.Module) -> None:
+    """Refuse layers that draw random numbers, or that look at rows which only pad a batch and keep a mean."""
+    for name, layer in network.named_modules():
+        called = f"the network's {type(layer).__name__}{f' ({name})' if name else ''}"
+        if isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats):
+            raise BadInput(
+                f"{called} keeps running means, which no client sends, and counts rows that only pad a "
+                "batch: use GroupNorm or LayerNorm, or fedsaddle.networks.BatchNorm, which is told the rows' "
+                "weights"
+            )
+        rate = getattr(layer, "p", 0) if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0)
+        if isinstance(layer, nn.RReLU) or (isinstance(rate, int | float) and rate > 0):
+            raise BadInput(
+                f"{called} draws random numbers of its own, so two gradients on the same rows would differ: "
+                "leave it out (its rate may be 0), or draw a mask in the loss by "
+                "fedsaddle.draws.uniform(xi.key, ...)"
+            )
 
 
 def lenet5(outputs: int = 1) -> nn.Module:
