@@ -224,5 +224,25 @@ def test_the_documents_name_every_algorithm():
             )
 
 
+def test_nobody_is_told_to_install_what_no_index_has():
+    documents = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *SOURCE.rglob("*.py")]
+    for path in documents:
+        assert not re.search(r"pip install[^\n]*['\" ]fedsaddle\[", path.read_text()), path
+
+
+def test_the_installed_advice_is_the_extras():
+    """A person without Flower or Ray is told the versions that the project declares."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra, path in (("flower", "flower/__init__.py"), ("ray", "engine/ray.py")):
+        (needed,) = extras[extra]
+        assert f"pip install '{needed}'" in (SOURCE / path).read_text()
+
+
+def test_torch_is_bounded_above():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (torch,) = [needed for needed in project["dependencies"] if needed.startswith("torch>")]
+    assert re.fullmatch(r"torch>=\d+\.\d+,<\d+\.\d+", torch)
+
+
 def test_the_versions_agree():
     assert f'version = "{fs.__version__}"' in (ROOT / "pyproject.toml").read_text()

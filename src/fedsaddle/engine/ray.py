@@ -154,7 +154,7 @@ class Ray:
         if device not in ("cpu", "cuda"):
             raise BadInput(f"the workers' device must be cpu or cuda, got '{device}'")
         if importlib.util.find_spec("ray") is None:
-            raise BadInput("engine ray needs Ray: pip install 'fedsaddle[ray]'")
+            raise BadInput("engine ray needs Ray: pip install 'ray>=2.55'")
         self.workers, self.address, self.memory, self.device = workers, address, memory, device
         self._hands: list[_Hand] = []
         self._problem: Problem | None = None

@@ -32,4 +32,4 @@ os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.it
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 
 if importlib.util.find_spec("flwr") is None:
-    raise BadInput("deployment needs Flower: pip install 'fedsaddle[flower]'")
+    raise BadInput("deployment needs Flower: pip install 'flwr>=1.41,<1.43'")
