@@ -292,12 +292,18 @@ def test_a_note_is_printed(call):
     ],
 )
 def test_what_is_given_twice_is_refused(refused, words, key):
-    assert f"{key} is given twice" in refused("run", "valid.json", "--out", "new", *words)
+    assert f"{key} is said twice, as " in refused("run", "valid.json", "--out", "new", *words)
 
 
-def test_clients_are_given_once():
-    with pytest.raises(BadInput, match="clients is given twice"):
+def test_clients_are_said_once_or_twice_the_same():
+    with pytest.raises(BadInput, match=r"problem\.clients is said twice, as 4 and as 9"):
         spec.load("quadratic", settings=["problem.clients=9"], clients=4)
+    spec.load("quadratic", settings=["problem.clients=4"], clients=4)
+
+
+def test_a_fleet_that_is_set_for_real_devices_is_noted():
+    (note,) = spec.load("quadratic", settings=["fleet.least=0.3"], devices=True).notes
+    assert note.startswith("fleet has no effect")
 
 
 # --- everything that was decided -------------------------------------------------------------------------

@@ -93,8 +93,9 @@ def make_study(
 
     `names` are what the settings are called; without them, each is called by its class.
     """
-    several = isinstance(algorithm, Sequence) and not isinstance(algorithm, str)
-    settings: list[Any] = list(algorithm) if several else [algorithm]  # type: ignore[call-overload]
+    settings: list[Any] = [algorithm]
+    if isinstance(algorithm, Sequence) and not isinstance(algorithm, str):
+        settings = list(algorithm)
     if isinstance(seeds, int | str) or not isinstance(seeds, Iterable):
         count = seeds if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds > 0 else 5
         raise BadInput(f"seeds must be a list of whole numbers, such as range({count}), got {shown(seeds)}")
@@ -318,7 +319,8 @@ def simulate(
         )
         for note in notes_of([study]):
             warnings.warn(note, stacklevel=2)
-        told = _Progress(rounds) if progress or (progress is None and sys.stderr.isatty()) else None
+        seen = sys.stderr is not None and (sys.stderr.isatty() if progress is None else progress)
+        told = _Progress(rounds) if seen else None
         rows, events = [], []
         try:
             for stop in course(study, rounds, evaluate_every):

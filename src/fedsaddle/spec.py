@@ -111,8 +111,8 @@ def _read(experiment: str) -> dict[str, Any]:
     return tables
 
 
-def _set(tables: dict[str, Any], assignment: str) -> str:
-    """Apply one `a.b=value` to the tables of an experiment, and say which key that is."""
+def _set(tables: dict[str, Any], assignment: str) -> tuple[str, Any]:
+    """Apply one `a.b=value` to the tables of an experiment, and say which key and value that is."""
     key, sign, text = assignment.partition("=")
     if not sign or not all(part.strip() for part in key.split(".")):
         raise BadInput(f"--set takes key=value, such as problem.kappa=20; got '{assignment}'")
@@ -130,7 +130,7 @@ def _set(tables: dict[str, Any], assignment: str) -> str:
         if not isinstance(tables, dict):
             raise BadInput(f"--set {assignment}: '{part}' is a value, not a table")
     tables[last] = value
-    return ".".join((*path, last))
+    return ".".join((*path, last)), value
 
 
 def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
@@ -404,13 +404,14 @@ def _prepare(
     tables = _read(experiment)
     given = {key: value for key, value in given.items() if value is not None}
     tables |= given
-    said: set[str] = set()
+    said: dict[str, Any] = {}
+    options = given | ({} if clients is None else {"problem.clients": clients})
     for assignment in settings:
-        key = _set(tables, assignment)
-        option = "clients" if key == "problem.clients" and clients is not None else key
-        if key in said or key in given or option != key:
-            raise BadInput(f"{option} is given twice: once is enough, by an option or by --set {key}")
-        said.add(key)
+        key, value = _set(tables, assignment)
+        known = options | said
+        if (before := known.get(key)) != value and key in known:
+            raise BadInput(f"{key} is said twice, as {shown(before)} and as {shown(value)}: say it once")
+        said[key] = value
     if clients is not None:
         _shrink(tables, clients)
     checked = _experiment(tables)
@@ -511,6 +512,8 @@ def load(
     notes = [*_without_effect(bench, studies), *_not_here(bench, wanted)]
     if any(key.split(".")[0] == "sweep" for key in bench.said):
         notes.append("sweep is what fedsaddle sweep goes by; a run does not look at it")
+    if devices and any(key.split(".")[0] == "fleet" for key in bench.said):
+        notes.append("fleet has no effect: real devices answer when they do")
     checked = bench.checked
     return Plan(
         resolved, studies, checked.rounds, checked.evaluate_every, notes=tuple(notes), complete=complete
