@@ -180,7 +180,7 @@ def _check_parts(
     for name, value, has, such in (
         ("problem", problem, "federation", "AUC()"),
         *(("algorithm", setting, "phases", "CDMAONE(eta=0.1, gamma=0.1)") for setting in settings),
-        ("quorum", quorum, "verdict", f"Quorum(invite={quorum if type(quorum) is int else 8})"),
+        ("quorum", quorum, "settle", f"Quorum(invite={quorum if type(quorum) is int else 8})"),
         ("fleet", fleet, "delays", _fleet_called(fleet)),
         ("merge", merge, "rule", "Merge(Median(), clip=10.0)"),
         ("faults", faults, "spoil", "Faults(drop=0.1)"),
