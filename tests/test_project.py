@@ -207,12 +207,9 @@ def test_the_worked_example_runs_from_an_experiment_file(momentum, tmp_path):
     assert type(study.algorithm) is momentum
 
 
-def test_the_readmes_example_runs():
-    (code,) = blocks("README.md")
+def test_the_readmes_example_is_short():
+    (code,) = blocks("README.md")  # tests/test_documents.py runs it
     assert len(code.splitlines()) <= 15
-    small = code.replace("rounds=100", "rounds=2").replace("seeds=range(5)", "seeds=range(2)")
-    assert small != code
-    subprocess.run([sys.executable, "-c", small], check=True, capture_output=True)
 
 
 def test_the_documents_name_every_algorithm():

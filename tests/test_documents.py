@@ -1,0 +1,278 @@
+"""Every command and every block of code in the documents runs as it is printed, or is listed here with a reason.
+
+The commands of a document run one after another in one folder, as somebody would who reads it. What is
+listed is not run; that its options exist is still checked.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from fedsaddle import cli
+from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.spec import SHIPPED, Sweep, load, shipped
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted(
+    str(path.relative_to(ROOT))
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
+)
+PROGRAMS = ("fedsaddle", "python", "make", "pip", "docker")
+
+# What is not run, by a beginning of the command, and why.
+GPU, LONG, MAKE = "needs a GPU", "takes minutes", "prepares an environment; CI runs it"
+NODES, NETWORK = "several processes or machines: tests/test_flower.py plays deployments", "needs a network"
+LISTED = {
+    "make demo": MAKE,
+    "make test": MAKE,
+    "make check": MAKE,
+    "make setup": MAKE,
+    "pip install": NETWORK,
+    "docker run": NODES,
+    "fedsaddle data mnist": NETWORK,
+    "fedsaddle serve": NODES,
+    "fedsaddle join": NODES,
+    "fedsaddle report runs/deployed": NODES,
+    "fedsaddle replay runs/deployed": NODES,
+    "fedsaddle run auc-mnist --device cuda": GPU,
+    "fedsaddle run auc-mnist-steady --device cuda": GPU,
+    "fedsaddle run auc-mnist --engine ray --device cuda": GPU,
+    "fedsaddle run auc-mnist --engine ray --address": "needs a cluster: tests/test_ray.py starts one",
+    "fedsaddle run auc-mnist --engine ray": LONG,
+    "fedsaddle run gan-digits": LONG,
+    "fedsaddle run gan-mnist": GPU,
+    "fedsaddle run robust-mnist --device cuda": GPU,
+    "fedsaddle run robust-fashion --device cuda": GPU,
+    "fedsaddle report runs/gan-*": GPU,
+    "fedsaddle sweep auc-mnist": GPU,
+    "python -m benchmarks": LONG,
+    "python -m benchmarks.deployment": LONG,
+    "python -m benchmarks.dropout": LONG,
+    "python -m benchmarks.quadratic": LONG,
+    "python -m pytest": GPU,
+}
+# What a reader has by then, by the document: files, and what they hold.
+MINE = 'name = "mine"\nrounds = 10\nseeds = "0-1"\n[problem]\nname = "quadratic"\nclients = 20\n'
+MINE += "[algorithms.cdma-ada]\nc_eta = 0.1\nc_gamma = 0.1\nc_alpha = 1.0\nrho = 0.2\n"
+MINE += "[sweep.grid.cdma-ada]\nc_eta = { low = 0.01, high = 0.3, log = true }\n"
+READERS = {
+    "README.md": {"my-experiment.toml": MINE},
+    "docs/sweep.md": {"mine.toml": MINE},
+    "docs/data.md": {"payments.csv": ("csv", 0), "payments.toml": ("toml", 0)},
+}
+# Runs that a document speaks of, and how somebody has come by them.
+RUNS = {"docs/report.md": ["runs/first", "runs/second"]}
+
+
+def blocks(document: str) -> list[tuple[str, str]]:
+    """The fenced blocks: language and text."""
+    return re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / document).read_text(), flags=re.S | re.M)
+
+
+def commands(document: str) -> list[str]:
+    """The commands that are printed on lines of their own, whole if they go over several."""
+    text = re.sub(r"^```.*?^```", "", (ROOT / document).read_text(), flags=re.S | re.M)
+    lines = re.findall(r"^    (\S(?:.*\\\n)*.*)$", text, flags=re.M)
+    return [line for line in lines if Path(program(line)).name in PROGRAMS]
+
+
+def program(line: str) -> str:
+    """The first word that is no setting of a variable."""
+    return next((word for word in line.split() if not re.match(r"\w+=", word)), "")
+
+
+def plain(line: str) -> str:
+    """A command without where its program is, without settings and comments."""
+    words = shlex.split(line.replace("\\\n", " "), comments=True)
+    while re.match(r"[A-Z_]+=", words[0]):
+        words = words[1:]
+    return shlex.join([Path(words[0]).name, *words[1:]])
+
+
+def reason(line: str) -> str:
+    """Why a command is not run; nothing, if it is."""
+    told = plain(line).replace("'", "")
+    return next((why for start, why in LISTED.items() if told == start or told.startswith(f"{start} ")), "")
+
+
+ALL = {document: commands(document) for document in DOCUMENTS}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder in which both fedsaddle and .venv/bin/fedsaddle are this one."""
+    place = tmp_path / ".venv" / "bin"
+    place.mkdir(parents=True)
+    for name, words in {"fedsaddle": "-m fedsaddle", "python": ""}.items():
+        (place / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words} "$@"\n')
+        (place / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def prepare(folder: Path, document: str) -> None:
+    """What a reader of the document has before its first command."""
+    for name, held in READERS.get(document, {}).items():
+        if isinstance(held, tuple):
+            held = [text for language, text in blocks(document) if language == held[0]][held[1]]
+        (folder / name).write_text(held)
+    for name in RUNS.get(document, []):
+        words = ["run", "quadratic", "--algorithm", "cdma-nc", "--rounds", "2", "--out", name]
+        subprocess.run(
+            [sys.executable, "-m", "fedsaddle", *words], cwd=folder, check=True, capture_output=True
+        )
+
+
+@pytest.mark.parametrize("document", [name for name, own in ALL.items() if not all(map(reason, own))])
+def test_commands_run_as_they_are_printed(document, folder):
+    prepare(folder, document)
+    for line in ALL[document]:
+        if not reason(line):
+            done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True)
+            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("line", dict.fromkeys(line for own in ALL.values() for line in own if reason(line)))
+def test_what_is_not_run_has_options_that_exist(line):
+    words = shlex.split(plain(line))
+    if words[0] == "docker":
+        words = words[words.index("fedsaddle") :]
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), flags=re.M)
+    elif words[:2] == ["python", "-m"] and words[2] != "pytest":
+        path = ROOT / (words[2].replace(".", "/"))
+        source = (path / "__main__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+        for word in words[3:]:
+            assert not word.startswith("--") or f'"{word}"' in source, word
+    elif words[0] == "fedsaddle":
+        group = typer.main.get_command(cli.app)
+        group.commands[words[1]].make_context(words[1], words[2:])  # refuses what it does not know
+        if words[1] in ("run", "sweep"):
+            assert words[2] in shipped()
+
+
+def test_the_list_holds_nothing_that_nobody_prints():
+    printed = [plain(line).replace("'", "") for own in ALL.values() for line in own]
+    for start in LISTED:
+        assert any(told == start or told.startswith(f"{start} ") for told in printed), start
+
+
+# --- blocks of code ---------------------------------------------------------------------------------------
+
+
+def lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def runs(text: str, folder: Path, document: str) -> None:
+    prepare(folder, document)
+    done = subprocess.run([sys.executable, "-c", text], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def is_an_experiment(text: str, folder: Path, document: str) -> None:
+    (folder / "mine.toml").write_text(text)
+    assert load(str(folder / "mine.toml")).studies
+
+
+def is_of_the_source(text: str, folder: Path, document: str) -> None:
+    """Every line is one of the algorithms', but for the types of a function's arguments."""
+
+    def bare(line: str) -> str:
+        return re.sub(r"^def (\w+)\(.*", r"def \1", line)
+
+    source = {bare(line) for path in (ROOT / "src").rglob("*.py") for line in lines(path.read_text())}
+    for line in lines(text):
+        assert line == "..." or bare(line) in source, line
+
+
+def completes_an_experiment(text: str, folder: Path, document: str) -> None:
+    """A part of an experiment file, with the rest that it needs."""
+    tables = tomllib.loads(text)
+    if "sweep" in tables:
+        Sweep.model_validate(tables["sweep"])
+        assert set(tables["sweep"]["grid"]) <= set(ALGORITHMS)
+        return
+    rows = "".join(f"{n},{n % 3},{'sick' if n % 4 else 'well'}\n" for n in range(40))
+    (folder / "reference.csv").write_text(f"age,dose,label\n{rows}")
+    rest = 'name = "study"\nrounds = 2\n[algorithms.cdma-nc]\neta = 0.1\ngamma = 0.1\ninvite = 2\n'
+    (folder / "study.toml").write_text(rest.replace("[alg", f"{text}\n[alg"))
+    assert load(str(folder / "study.toml"), devices=True, engine="loop").studies
+
+
+def is_tested_elsewhere(text: str, folder: Path, document: str) -> None:
+    """tests/test_project.py puts this document's blocks together and runs them."""
+    assert f'"{document}"' in (ROOT / "tests/test_project.py").read_text()
+
+
+BLOCKS = {
+    ("README.md", "python"): runs,
+    ("CONTRIBUTING.md", "python"): is_tested_elsewhere,
+    ("docs/add-a-problem.md", "python"): is_tested_elsewhere,
+    ("docs/algorithms.md", "python"): is_of_the_source,
+    ("docs/data.md", "csv"): is_tested_elsewhere,
+    ("docs/data.md", "python"): runs,
+    ("docs/data.md", "toml"): is_tested_elsewhere,
+    ("docs/deploy.md", "toml"): completes_an_experiment,
+    ("docs/experiments.md", "toml"): is_an_experiment,
+    ("docs/sweep.md", "toml"): completes_an_experiment,
+}
+ELSEWHERE = {"nginx", "ini", "dockerfile"}  # for programs that are not here
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_blocks_of_code_do_what_they_say(document, tmp_path):
+    for language, text in blocks(document):
+        if language not in ELSEWHERE:
+            BLOCKS[document, language](text, tmp_path, document)  # a new one wants an entry
+
+
+def test_shipped_experiments_are_found_where_the_readme_says():
+    assert (SHIPPED / "quadratic.toml").is_file()
+    assert "src/fedsaddle/experiments/quadratic.toml" in (ROOT / "README.md").read_text()
+
+
+# --- claims -----------------------------------------------------------------------------------------------
+
+MEASURED = re.compile(r"^Measured at commit ([0-9a-f]{7,40}) by:\n\n    \S", flags=re.M)
+
+
+def known_commit(commit: str) -> bool | None:
+    """Whether the history has it; None if there is no history, or not all of it."""
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        return None
+
+    def ask(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([git, *words], cwd=ROOT, capture_output=True, text=True)
+
+    if ask("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        return None
+    return ask("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs/results").glob("*.md")))
+def test_a_page_of_results_names_the_commit_and_the_command(page):
+    found = MEASURED.findall((ROOT / "docs/results" / page).read_text())
+    assert found, "say 'Measured at commit abc1234 by:', an empty line, and the indented command"
+    for commit in found:
+        assert known_commit(commit) is not False, f"{commit} is not in the history"
+
+
+def test_what_the_readme_says_was_measured_has_a_page():
+    text = (ROOT / "README.md").read_text()
+    (part,) = re.findall(r"^## What was measured\n(.*?)^## ", text, flags=re.S | re.M)
+    claims = re.findall(r"^- (.*?)(?=^- |\Z)", part, flags=re.S | re.M)
+    assert len(claims) > 5
+    for claim in claims:
+        pages = re.findall(r"\]\((docs/results/[\w-]+\.md)\)", claim)
+        assert pages or claim.rstrip().endswith("tests\n  say so."), claim
+        assert all((ROOT / page).is_file() for page in pages)

@@ -1,0 +1,50 @@
+"""What a person types, on every shipped experiment, in little: benchmarks/journeys.py goes the whole way."""
+
+import csv
+
+import pytest
+from benchmarks import journeys
+
+from fedsaddle.spec import shipped
+
+
+@pytest.mark.parametrize("experiment", shipped())
+def test_every_journey_of_an_experiment_arrives(experiment, tmp_path):
+    form = journeys.form_of(experiment, "cpu", small=True, rounds=None, seeds=None)
+    trip = journeys.travel(experiment, form, tmp_path)
+    if trip.skipped:
+        pytest.skip(trip.skipped)
+    assert trip.failures == []
+    names = list(journeys.tables(experiment)["algorithms"])
+    assert [line.algorithm for line in trip.lines] == names
+    for line in trip.lines:
+        assert 0 < line.seconds_to_first_round <= line.seconds_to_speed
+        assert line.memory_held_after_gb > 0
+    expected = {"run", "plain", "resume", "dropout", "latency"}
+    assert set(trip.seconds) == expected | ({"sweep"} if experiment in ("auc-digits", "auc-mnist") else set())
+
+
+def test_what_goes_wrong_is_told_and_the_next_is_tried(tmp_path):
+    form = journeys.form_of("quadratic", "cpu", small=True, rounds=2, seeds="0")
+    form.settings.append("algorithms.codasca.eta_l=1e200")  # diverges at once
+    trip = journeys.travel("quadratic", form, tmp_path)
+    assert len(trip.lines) == 9
+    assert trip.failures[0].startswith("run: ")
+    assert "codasca" in (tmp_path / "run.log").read_text()
+    assert {"dropout", "latency"} <= set(trip.seconds)
+
+
+def test_a_process_that_dies_is_one_failure(tmp_path, monkeypatch):
+    def die(*_):
+        raise SystemExit(7)
+
+    monkeypatch.setattr(journeys, "travel", die)
+    form = journeys.form_of("quadratic", "cpu", small=True, rounds=2, seeds="0")
+    trip = journeys.apart("quadratic", form, tmp_path, "", until=float("inf"))
+    assert trip.failures == ["its process ended with 7"]
+
+
+def test_the_tables_columns():
+    told = "experiment,algorithm,seconds_to_first_round,seconds_to_speed,seconds_per_round"
+    told += ",seconds_per_evaluation,peak_memory_gb,memory_held_after_gb,commit"
+    assert list(journeys.Line._fields) == next(csv.reader([told]))
