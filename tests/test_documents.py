@@ -1,4 +1,4 @@
-"""Every command and every block of code in the documents runs as it is printed, or is listed here with a reason.
+"""Every command and block of code in the documents runs as it is printed, or is listed here with a reason.
 
 The commands of a document run one after another in one folder, as somebody would who reads it. What is
 listed is not run; that its options exist is still checked.

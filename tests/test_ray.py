@@ -302,7 +302,9 @@ def test_a_worker_answers_and_tells_when_its_memory_runs_out(monkeypatch):
     assert worker.ask(job, _arrays(visits.by_lane), _arrays(visits.rest))[1] is None  # once
 
     # As on a GPU, with the visits padded, but without a recording.
-    padded = _replayed(fs.Vectorised(2), lambda shape, work, inputs: work.whole(inputs), study.task(0), job, visits)
+    padded = _replayed(
+        fs.Vectorised(2), lambda shape, work, inputs: work.whole(inputs), study.task(0), job, visits
+    )
     torch.testing.assert_close(padded, expected, rtol=1e-13, atol=1e-13)
 
 

@@ -25,7 +25,7 @@ from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.rounds import Ask, Event, Study, points
 from fedsaddle.engine.tapes import Tapes
 from fedsaddle.engine.vectorised import Vectorised
-from fedsaddle.errors import BadInput, check_count, check_memory, check_seed, shown
+from fedsaddle.errors import BadInput, Notice, check_count, check_memory, check_seed, shown
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Fleet, Latency, Paper, Quorum
 from fedsaddle.merges import MEAN, Merge, TrimmedMean
@@ -219,7 +219,7 @@ def notes_of(studies: Sequence[Study]) -> list[str]:
 
 def _recorder(ask: Ask, device: torch.device) -> Graphs | Tapes | None:
     if device.type == "cuda":
-        return Graphs() if isinstance(ask, Vectorised) else None
+        return Graphs(lambda: ask.limit(device)) if isinstance(ask, Vectorised) else None
     return Tapes() if type(ask) is Vectorised else None  # another may do what no tape can tell
 
 
@@ -318,7 +318,7 @@ def simulate(
             device=device,
         )
         for note in notes_of([study]):
-            warnings.warn(note, stacklevel=2)
+            warnings.warn(note, Notice, stacklevel=2)
         seen = sys.stderr is not None and (sys.stderr.isatty() if progress is None else progress)
         told = _Progress(rounds) if seen else None
         rows, events = [], []

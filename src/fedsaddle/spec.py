@@ -6,6 +6,7 @@ An unknown key, a wrong type or a value out of range ends in one line that says 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import tomllib
 import typing

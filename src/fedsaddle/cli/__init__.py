@@ -12,7 +12,9 @@ import io
 import os
 import signal
 import sys
+import warnings
 from types import FrameType
+from typing import Any
 
 BAD_INPUT, ALL_DIVERGED, NOTHING_LEARNT, INTERRUPTED = 2, 3, 4, 130
 
@@ -28,6 +30,7 @@ def main() -> None:
     from fedsaddle.cli.commands import app
     from fedsaddle.errors import BadInput
 
+    _show_notices()
     try:
         sys.exit(app(standalone_mode=False))
     except click.exceptions.NoArgsIsHelpError:
@@ -47,6 +50,32 @@ def main() -> None:
             f"error: {error.strerror or error}{where}; a run that was saved can be resumed", file=sys.stderr
         )
         sys.exit(1)
+    except RuntimeError as error:
+        from fedsaddle.engine.memory import out_of_memory
+
+        if not out_of_memory(error):
+            raise
+        print(
+            "error: memory ran out: lower batch, K or the number of seeds, or use a machine with more memory; a "
+            "run that was saved can be resumed",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+
+
+def _show_notices() -> None:
+    """Let what a person should hear be a line, not a line of the source."""
+    from fedsaddle.errors import Notice
+
+    otherwise = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+        if issubclass(category, Notice):
+            print(f"note: {message}", file=sys.stderr, flush=True)
+        else:
+            otherwise(message, category, *rest)
+
+    warnings.showwarning = show
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
