@@ -62,6 +62,7 @@ from fedsaddle.problem import Pictured
 FORMAT = 1
 KEEP = 2**27  # bytes of a state at an algorithm's end; a larger one is not worth its room
 RARELY = 20  # times as long as a checkpoint took, before the next
+WRITTEN = 5e8  # bytes a second, until one has been made: it is copied from a GPU, hashed and written
 KEYS = {
     "rounds.csv": ("algorithm", "seed", "round", "floats_up", "floats_down", "time_simulated"),
     "traffic.csv": ("algorithm", "seed", "round", "direction", "variable", "kind", "floats"),
@@ -85,8 +86,9 @@ class Plan:
     complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda experiment: experiment
 
     def close(self) -> None:
-        """End what its studies have started elsewhere."""
+        """Give back what its studies have opened, and end what they have started elsewhere."""
         for study in self.studies.values():
+            study.close()
             if isinstance(study.ask, Ray):
                 study.ask.close()
 
@@ -222,6 +224,12 @@ def _lanes_of(study: Study, tensors: dict[str, torch.Tensor], rest: dict[str, An
     none: list[list[list[int]]] = [[] for _ in study.seeds]
     strikes = [Counter(dict(own)) for own in rest.get("strikes", none)]
     return Lanes(server, memory, rest["completed"], rest["clock"], posted, rest["alive"], strikes)
+
+
+def _size_of(lanes: Lanes) -> int:
+    """How many bytes a state has."""
+    held = tree_leaves((lanes.server, lanes.memory))
+    return sum(leaf.nbytes for leaf in held if isinstance(leaf, torch.Tensor))
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
@@ -607,8 +615,7 @@ class RunFolder:
             write_atomically(self.path / "final" / f"{name}.safetensors", data)
             self.done[name] = _hash(data)
         file = f"kept/{list(self.plan.studies).index(key)}-{stop.round}.safetensors"
-        held = tree_leaves((stop.lanes.server, stop.lanes.memory))
-        if sum(leaf.nbytes for leaf in held if isinstance(leaf, torch.Tensor)) <= KEEP:
+        if _size_of(stop.lanes) <= KEEP:
             self._saved["kept"][key] = self._write_state(key, stop, file)
         if before := self._saved.get("before"):
             before["starts"].pop(key, None)
@@ -674,16 +681,15 @@ def execute(
     there is a checkpoint after each.
     """
     plan = folder.plan
-    saved_at, took = time.monotonic(), 0.0
     left = list(folder.left)
     if not left:
         return
     diary = Diary(folder.path)
     for algorithm in left:
         study, start = plan.studies[algorithm], folder.begin(algorithm)
-        began = time.monotonic()
+        began = saved_at = time.monotonic()
         watch.begin(algorithm, start.round if start else 0)
-        stop = start
+        stop, took = start, None
         prune = plan.prunes.get(algorithm)
         for stop in course(study, plan.rounds, plan.evaluate_every, start, prune, play or simulated):
             folder.record(study, stop)
@@ -692,6 +698,7 @@ def execute(
                 folder.save(algorithm, stop)
                 diary.note(algorithm, time.monotonic() - began)
                 raise Interrupted
+            took = _size_of(stop.lanes) / WRITTEN if took is None else took
             now = time.monotonic()
             due = now - saved_at >= (checkpoint_seconds and max(checkpoint_seconds, RARELY * took))
             if (stop.rows and due) or play is not None:

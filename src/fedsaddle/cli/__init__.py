@@ -56,8 +56,8 @@ def main() -> None:
         if not out_of_memory(error):
             raise
         print(
-            "error: memory ran out: lower batch, K or the number of seeds, or use a machine with more memory; a "
-            "run that was saved can be resumed",
+            "error: memory ran out: lower batch, K or the number of seeds, or use a machine with more; a run "
+            "that was saved can be resumed",
             file=sys.stderr,
         )
         sys.exit(1)
@@ -75,7 +75,7 @@ def _show_notices() -> None:
         else:
             otherwise(message, category, *rest)
 
-    warnings.showwarning = show
+    warnings.showwarning = show  # type: ignore[assignment]
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
