@@ -56,7 +56,7 @@ from torch import Tensor
 
 import fedsaddle.report
 import fedsaddle.tensorboard  # noqa: F401  before a fork, once for all
-from fedsaddle import cli, judges, networks, runs, scores, spec
+from fedsaddle import catalogue, cli, judges, networks, runs, scores, spec
 from fedsaddle.core import Pair
 from fedsaddle.data import celeba, sources
 from fedsaddle.data.datasets import DATASETS, Dataset
@@ -139,7 +139,7 @@ def every(rounds: int) -> int:
 
 
 def tables(experiment: str) -> dict[str, Any]:
-    return tomllib.loads((spec.SHIPPED / f"{experiment}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((catalogue.SHIPPED / f"{experiment}.toml").read_text(encoding="utf-8"))
 
 
 def form_of(experiment: str, device: str, small: bool, rounds: int | None, seeds: str | None) -> Form:
@@ -378,7 +378,7 @@ class Traveller:
         own = tables(experiment)
         self.names, self.grid = list(own["algorithms"]), list(own.get("sweep", {}).get("grid", {}))
         self.lanes = len(spec.parse_seeds(form.seeds or own.get("seeds", "0-4")))
-        self.turn = list(spec.shipped()).index(experiment)
+        self.turn = list(catalogue.shipped()).index(experiment)
         self.lines: list[Line] = []
 
     def some(self, shift: int, names: list[str] | None = None) -> list[str]:
@@ -475,7 +475,7 @@ class Traveller:
         clock = Clock(self.form.device, stop_at=max(1, self.form.rounds // 2))
         with clock.watching():
             said = succeed(words, cli.INTERRUPTED)
-        if f"--out {place} --resume" not in said.replace("\n", " "):
+        if f"fedsaddle run --resume --out {place}" not in said.replace("\n", " "):
             raise Wrong(f"Ctrl-C does not say how to go on: {said}")
         succeed([*words, "--resume"])
         one, other = (
@@ -667,10 +667,10 @@ def main() -> None:
         "--keep", type=Path, help="a new folder for the runs, which are otherwise thrown away"
     )
     given = parser.parse_args()
-    names = given.experiment or list(spec.shipped())
+    names = given.experiment or list(catalogue.shipped())
     for name in names:
-        if name not in spec.shipped():
-            parser.error(f"no such experiment: {name}; known: {', '.join(spec.shipped())}")
+        if name not in catalogue.shipped():
+            parser.error(f"no such experiment: {name}; known: {', '.join(catalogue.shipped())}")
 
     torch.set_num_threads(1)  # a process with threads of its own cannot be forked safely
     began = time.monotonic()

@@ -328,7 +328,7 @@ def test_a_table_that_is_there_is_stored_whole():
     assert found["faults"] == dataclasses.asdict(Faults(drop=0.1))
 
 
-@pytest.mark.parametrize("name", [name for name in spec.shipped() if "digits" in name or "quad" in name])
+@pytest.mark.parametrize("name", [name for name in catalogue.shipped() if "digits" in name or "quad" in name])
 def test_the_resolved_experiment_resolves_to_itself_without_a_note(tmp_path, name):
     plan = spec.load(name)
     again = spec.load(write(tmp_path / "again.json", plan.resolved))

@@ -10,14 +10,16 @@ import torch
 from torch.utils._pytree import tree_map
 
 import fedsaddle as fs
-from fedsaddle import draws
+from fedsaddle import cli, draws, judges, scores
 from fedsaddle.core import Pair
 from fedsaddle.data import federated
+from fedsaddle.data.datasets import DATASETS
 from fedsaddle.engine import cuts, graphs
 from fedsaddle.engine.course import metrics_at
 from fedsaddle.engine.ray import Job, Worker, _arrays
 from fedsaddle.engine.rounds import begin, calls_of, kept_by, play, points, send, visits_of
 from fedsaddle.problem import Batch, Federation
+from test_golden import made_up
 from zoo import ALGORITHMS, Pictures, quadratic
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -154,6 +156,74 @@ def test_replayed_metrics_are_the_same(problem):
     assert "metrics" in study.graphs._recordings
 
 
+# --- rows that the recorder does not keep: more than a megabyte, in training and in the test ---
+
+
+@pytest.fixture
+def megabytes(monkeypatch):
+    """MNIST's shape: 4,000 training and 4,000 test rows of 784 bytes."""
+    data = made_up((1, 28, 28), rows=8_000)
+    monkeypatch.setitem(DATASETS, "mnist", lambda: data)
+
+    def judge(dataset, size, data, device):
+        mix = draws.normal(draws.key(draws.PROBLEM, 0, 2), 784, 12).float().to(device)
+        return judges.Judge(
+            "made up", lambda rows: rows.flatten(1) @ mix, lambda f: torch.softmax(f[:, :10], 1)
+        )
+
+    monkeypatch.setattr(judges, "classifier", judge)
+    monkeypatch.setattr(
+        judges, "real_moments", lambda judge, rows, at: scores.moments(judges.look(judge, rows, at))
+    )
+
+
+LARGE = {
+    "auc": lambda: fs.AUC(dataset="mnist", clients=40, network="lenet5"),
+    "auc, validated": lambda: fs.AUC(dataset="mnist", clients=40, network="lenet5", validation_share=0.2),
+    "auc, release": lambda: fs.AUC(dataset="mnist", clients=40, network="lenet5", scoring="release"),
+    "robust": lambda: fs.Robust(dataset="mnist", clients=40, hidden=20),
+    "fair": lambda: fs.Fair(dataset="mnist", clients=40),
+    "gan": lambda: fs.GAN(dataset="mnist", clients=40, network="mnist", samples=200),
+}
+
+
+@pytest.mark.parametrize("task", LARGE)
+def test_megabytes_of_rows_are_judged_as_they_are_plainly(task, megabytes):
+    """Evaluated first, as a run does, and again when all is recorded."""
+    problem = LARGE[task]()
+    assert max(rows.nbytes for rows in problem.federation.rows.values()) > 2 << 20
+    study, lanes = run(problem, ALGORITHMS["cdma-ada"], rounds=0, device="cuda")
+    for round in range(2):
+        found = metrics_at(study, lanes, [2, 0])
+        for lane, metrics in found.items():
+            assert metrics == pytest.approx(problem.evaluate(points(lanes.server)[lane]), rel=1e-3, abs=1e-4)
+        lanes, _ = play(study, lanes, round)
+
+
+@pytest.mark.parametrize("name", ["cdma-ada", "codasca", "catalyst-scaffold-s"])
+@pytest.mark.parametrize("task", ["auc", "robust", "fair"])
+def test_megabytes_of_rows_are_played_as_they_are_plainly(task, name, megabytes):
+    (_, lanes), (_, expected) = (
+        run(LARGE[task](), ALGORITHMS[name], rounds=3, device="cuda", captured=captured)
+        for captured in (True, False)
+    )
+    assert_same(lanes, expected, 1e-3)
+
+
+@pytest.mark.parametrize("experiment", ["auc-mnist", "auc-mnist-small", "robust-mnist", "gan-mnist"])
+def test_a_whole_command_on_megabytes_of_rows(experiment, megabytes, tmp_path, monkeypatch, capsys):
+    """What a person types: all algorithms, evaluations, a report."""
+    little = ["K=2", "batch=10", "problem.clients=40", "evaluate_every=2"]
+    little += ["problem.samples=200"] if experiment.startswith("gan") else []
+    words = ["fedsaddle", "run", experiment, "--device", "cuda", "--rounds", "4", "--seeds", "0-1"]
+    words += [word for setting in little for word in ("--set", setting)]
+    monkeypatch.setattr(sys, "argv", [*words, "--out", str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code, capsys.readouterr().err
+    assert (tmp_path / "run" / "report.html").exists()
+
+
 @dataclasses.dataclass(frozen=True)
 class Wide:
     """A loss whose intermediate values take the memory: half a gigabyte a visit."""
@@ -269,8 +339,9 @@ import hashlib
 from dataclasses import dataclass
 import torch
 import fedsaddle as fs
-from fedsaddle import draws
+from fedsaddle import cli, draws, judges, scores
 from fedsaddle.core import Pair
+from fedsaddle.data.datasets import DATASETS
 from fedsaddle.engine import machine
 from fedsaddle.networks import Network, cifar_cnn, lenet5
 from fedsaddle.problem import Federation

@@ -1,4 +1,4 @@
-"""Every command and block of code in the documents runs as it is printed, or is listed here with a reason.
+"""Every command and block of code in the documents runs as it is printed, or is listed with a reason.
 
 The commands of a document run one after another in one folder, as somebody would who reads it. What is
 listed is not run; that its options exist is still checked.
@@ -18,7 +18,8 @@ import typer.main
 
 from fedsaddle import cli
 from fedsaddle.algorithms import ALGORITHMS
-from fedsaddle.spec import SHIPPED, Sweep, load, shipped
+from fedsaddle.catalogue import SHIPPED, shipped
+from fedsaddle.spec import Sweep, load
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(

@@ -5,7 +5,7 @@ import csv
 import pytest
 from benchmarks import journeys
 
-from fedsaddle.spec import shipped
+from fedsaddle.catalogue import shipped
 
 
 @pytest.mark.parametrize("experiment", shipped())

@@ -19,11 +19,12 @@ from safetensors.torch import load_file
 from torch.utils._pytree import tree_map
 
 import fedsaddle as fs
+from fedsaddle.catalogue import SHIPPED
 from fedsaddle.cli import main
 from fedsaddle.engine import machine
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.report import read_runs
-from fedsaddle.spec import SHIPPED, load
+from fedsaddle.spec import load
 
 ARGUMENTS = [
     "run",

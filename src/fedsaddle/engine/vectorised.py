@@ -126,6 +126,10 @@ class Vectorised:
             if not str(error).startswith("vmap:"):
                 raise
             who = f"{type(task.problem).__name__} with {type(task.algorithm).__name__}"
+            if "random" in str(error):
+                raise BadInput(
+                    f"{who} draws random numbers of its own: draw them by draws.uniform(xi.key, ...)"
+                ) from error
             raise BadInput(
                 f"{who} cannot be computed for many clients at once, for it looks at values (.item(), if, a "
                 "shape that depends on them): write it without, or use --engine loop, ask=Loop()"
