@@ -708,6 +708,7 @@ def execute(
                 took = saved_at - now
         assert stop is not None  # a course has at least its start
         folder.finish(algorithm, stop)
+        del stop, start
         study.close()  # nothing of one algorithm is held while the next one runs
         diary.note(algorithm, time.monotonic() - began)
 

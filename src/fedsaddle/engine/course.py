@@ -134,10 +134,10 @@ def course(
     The course ends early when no lane is alive any more. Given a `start`, it goes on from there. `prune` sees
     every evaluation but the last; since nothing else tells it, a resumed course gives up the same lanes.
     """
-    study.postage  # noqa: B018  an algorithm whose messages do not fit is refused before the first round
     if start is None:
         start = _judged(study, begin(study), 0, [])
         yield start
+    study.postage  # noqa: B018  an algorithm whose messages do not fit is refused before the first round
     lanes = start.lanes
     for round in range(start.round, rounds):
         if not any(lanes.alive):

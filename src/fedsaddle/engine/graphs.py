@@ -8,6 +8,7 @@ one graph is its first step with all that every step needs, one is any later ste
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -138,7 +139,7 @@ class Graphs:
         places = tree_map(lambda value: value.to("cuda", copy=True), inputs)
         # Libraries set themselves up on their first calls, and problems keep what they copy to a GPU. None of
         # that can be part of a graph.
-        aside = torch.cuda.Stream()
+        aside = _aside()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             if work.cold:
@@ -184,10 +185,22 @@ class Graphs:
 
     def _capture(self, work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            outputs = work()
+        # cuBLAS keeps a workspace for each stream. One that was there before would not be the graph's, and one
+        # that stayed would keep the graph's memory alive when the graph is gone.
+        torch._C._cuda_clearCublasWorkspaces()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                outputs = work()
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
         self._pool = graph.pool()
         return graph, outputs
+
+
+@cache
+def _aside() -> torch.cuda.Stream:
+    """One stream for all first calls: libraries keep memory for each that they have seen."""
+    return torch.cuda.Stream()
 
 
 def _tape(work: Work, places: Any) -> Callable[..., Any]:
