@@ -488,7 +488,8 @@ class RunFolder:
     def begin(self, key: str) -> Stop | None:
         """Where a study goes on from, if it has begun. Rows of it that were put aside are taken up."""
         if key == self.started:
-            return self.start
+            start, self.start = self.start, None  # not held while the next algorithms run
+            return start
         before = self._saved.get("before")
         if not before or key not in before["starts"]:
             return None

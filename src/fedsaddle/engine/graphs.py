@@ -185,8 +185,8 @@ class Graphs:
 
     def _capture(self, work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         graph = torch.cuda.CUDAGraph()
-        # cuBLAS keeps a workspace for each stream. One that was there before would not be the graph's, and one
-        # that stayed would keep the graph's memory alive when the graph is gone.
+        # cuBLAS keeps a workspace for each stream. One that was there before would not be the graph's, and
+        # one that stayed would keep the graph's memory alive when the graph is gone.
         torch._C._cuda_clearCublasWorkspaces()
         try:
             with torch.cuda.graph(graph, pool=self._pool):
