@@ -11,13 +11,14 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 import fedsaddle as fs
 from fedsaddle import draws
 from fedsaddle.core import Pair, Parameters, Phase, Reply
 from fedsaddle.engine.rounds import begin, calls_of, gather, play, points, send, visits_of
 from fedsaddle.engine.vectorised import peak_bytes
+from fedsaddle.engine.visits import answer
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Federation
 from fedsaddle.spec import load
@@ -239,6 +240,36 @@ def test_answer_is_what_a_client_would_compute_from_its_own_rows():
         A, B, C = (data.own[name][client] for name in "ABC")
         torch.testing.assert_close(up.x[client], A @ z.x + B @ z.y + linear[:3])
         torch.testing.assert_close(up.y[client], B.mT @ z.x - C @ z.y + linear[3:])
+
+
+def test_the_loop_gives_every_client_memory_that_begins_alike(monkeypatch):
+    """Where a row begins can decide in which order a matrix product adds, and so the last bits of an answer:
+    a client among others must be given what it would be given alone, on a device of its own."""
+    starts = []
+
+    def watched(task, extent, rows, given):
+        starts.append({leaf.data_ptr() % 64 for leaf in tree_leaves(given) if leaf.numel()})
+        return answer(task, extent, rows, given)
+
+    monkeypatch.setattr("fedsaddle.engine.loop.answer", watched)
+    run(ALGORITHMS["codasca"], problem=quadratic(dim_x=5), ask=fs.Loop(), rounds=2)
+    assert len(starts) > 4
+    assert all(own == {0} for own in starts)
+
+
+@pytest.mark.parametrize(
+    "problem", [fs.AUC("digits", clients=6, network="mlp"), fs.GAN("digits", clients=6)], ids=["auc", "gan"]
+)
+def test_a_client_among_others_answers_to_the_bit_what_it_answers_alone(problem):
+    """In float32, where the parameters of a network begin at any multiple of four bytes."""
+    study = fs.make_study(problem, ALGORITHMS["cdma-nc"], quorum=fs.Quorum(invite=6), batch=2, ask=fs.Loop())
+    task, extent, visits = first_visits(study, begin(study))
+    together = study.ask(task, extent, visits)["up"]["z"]
+    assert together.x.dtype == torch.float32
+    for number in range(len(visits)):
+        alone = study.ask(task, extent, visits.part(number, number + 1))["up"]["z"]
+        assert torch.equal(alone.x[0], together.x[number])
+        assert torch.equal(alone.y[0], together.y[number])
 
 
 def test_the_need_of_one_algorithm_is_not_taken_for_anothers(tmp_path):
