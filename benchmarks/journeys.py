@@ -153,9 +153,6 @@ def form_of(experiment: str, device: str, small: bool, rounds: int | None, seeds
         usual, seeds = 3 if network in ("lenet5", "cifar-cnn") else 6, seeds or "0-1"
         if gan:
             settings += ["problem.samples=200"]
-        if network in ("mnist", "dcgan"):  # millions of parameters, of every visit
-            few = [f"algorithms.{name}.invite=4" for name in own["algorithms"]]
-            usual, seeds, settings = 2, "0", [*settings, "problem.clients=10", *few]
         if experiment == "auc-digits":  # where many are absent, it takes some time until all shapes were met
             usual, seeds = 40, "0-2"
         return Form(device, rounds or usual, seeds, settings, small)
@@ -177,6 +174,17 @@ def missing(experiment: str) -> str:
         return f"{name} is not in {sources.cache()}; get it with: fedsaddle data {name}"
     if problem.get("judge") == "inception" and not sources.is_there("inception"):
         return f"inception is not in {sources.cache()}; get it with: fedsaddle data inception"
+    return ""
+
+
+def beyond(experiment: str, form: Form) -> str:
+    """Why the small form of an experiment is not for a CPU; nothing, if it is."""
+    if (
+        form.small
+        and form.device == "cpu"
+        and tables(experiment)["problem"].get("network") in ("mnist", "dcgan")
+    ):
+        return "its networks have millions of parameters, which takes a CPU minutes: --device cuda, or not --small"
     return ""
 
 
@@ -582,7 +590,7 @@ def travel(
     experiment: str, form: Form, folder: Path, commit: str = "", tell: Callable[[str], None] = print
 ) -> Trip:
     """All journeys of one experiment. One that fails does not keep the others from being tried."""
-    trip = Trip(experiment, skipped=missing(experiment))
+    trip = Trip(experiment, skipped=missing(experiment) or beyond(experiment, form))
     if trip.skipped:
         return trip
     with contextlib.ExitStack() as patch:

@@ -39,6 +39,7 @@ LISTED = {
     "pip install": NETWORK,
     "docker run": NODES,
     "fedsaddle data mnist": NETWORK,
+    "fedsaddle local": NODES,
     "fedsaddle serve": NODES,
     "fedsaddle join": NODES,
     "fedsaddle report runs/deployed": NODES,
@@ -57,6 +58,7 @@ LISTED = {
     "python -m benchmarks": LONG,
     "python -m benchmarks.deployment": LONG,
     "python -m benchmarks.dropout": LONG,
+    "python -m benchmarks.journeys": LONG,
     "python -m benchmarks.quadratic": LONG,
     "python -m pytest": GPU,
 }
