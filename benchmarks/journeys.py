@@ -77,6 +77,10 @@ FLEETS = {
 }
 COMPARED = {"cpu": 4, "cuda": 2}  # rounds after which recorded and plain are compared
 LITTLE = ("quadratic", "auc-digits", "auc-table")  # which are small enough as they are
+JOBS = {
+    "cpu": 1,
+    "cuda": 4,
+}  # experiments at a time: what takes time on a GPU is recording, on a core of its own
 FEW = 3  # algorithms that take every journey
 ENTERED = ("auc-mnist", "quadratic")  # whose first evaluation is waited for
 BYTES = 2 << 20  # of the small form's training rows: more than the megabyte that the recorder keeps
@@ -156,9 +160,8 @@ def form_of(experiment: str, device: str, small: bool, rounds: int | None, seeds
         if experiment == "auc-digits":  # where many are absent, it takes some time until all shapes were met
             usual, seeds = 40, "0-2"
         return Form(device, rounds or usual, seeds, settings, small)
-    if device == "cpu":
-        return Form(device, rounds or (4 if gan and experiment != "gan-digits" else 12), seeds or "0-1")
-    return Form(device, rounds or (8 if gan else 24), seeds)
+    seeds = seeds or ("0-1" if gan or device == "cpu" else None)
+    return Form(device, rounds or (4 if gan and experiment != "gan-digits" else 12), seeds)
 
 
 def missing(experiment: str) -> str:
@@ -184,7 +187,7 @@ def beyond(experiment: str, form: Form) -> str:
         and form.device == "cpu"
         and tables(experiment)["problem"].get("network") in ("mnist", "dcgan")
     ):
-        return "its networks have millions of parameters, which takes a CPU minutes: --device cuda, or not --small"
+        return "its networks have millions of parameters, which takes a CPU minutes"
     return ""
 
 
@@ -621,29 +624,52 @@ def travel(
     return trip
 
 
-def apart(experiment: str, form: Form, folder: Path, commit: str, until: float) -> Trip:
-    """The same in a process of its own, which may take until then and may die."""
+class Apart:
+    """The same in a process of its own, which may die."""
 
-    def child() -> None:
-        with contextlib.suppress(OSError, AttributeError):  # Linux: if this ends, so does the child
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        trip = travel(experiment, form, folder, commit, lambda line: print(line, flush=True))
-        (folder / "trip.json").write_text(json.dumps({**vars(trip), "lines": [*map(list, trip.lines)]}))
+    def __init__(self, experiment: str, form: Form, folder: Path, commit: str) -> None:
+        self.experiment, self.folder = experiment, folder
+        folder.mkdir(parents=True)
 
-    process = multiprocessing.get_context("fork").Process(target=child)
-    process.start()
-    process.join(None if until == math.inf else max(0.0, until - time.monotonic()))
-    late = process.is_alive()
-    if late:
-        process.terminate()
-        process.join(5)
-        process.kill()
-        process.join()
-    if (folder / "trip.json").exists():
-        found = json.loads((folder / "trip.json").read_text())
-        return Trip(**{**found, "lines": [Line(*line) for line in found["lines"]]})
-    why = "no time was left for it" if late else f"its process ended with {process.exitcode}"
-    return Trip(experiment, failures=[why])
+        def child() -> None:
+            with contextlib.suppress(OSError, AttributeError):  # Linux: if this ends, so does the child
+                ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+            trip = travel(experiment, form, folder, commit, lambda line: print(line, flush=True))
+            (folder / "trip.json").write_text(json.dumps({**vars(trip), "lines": [*map(list, trip.lines)]}))
+
+        self.process = multiprocessing.get_context("fork").Process(target=child)
+        self.process.start()
+
+    def end(self, late: bool) -> Trip:
+        """What became of it; one that is late is not waited for."""
+        if late:
+            self.process.terminate()
+            self.process.join(5)
+            self.process.kill()
+        self.process.join()
+        if (self.folder / "trip.json").exists():
+            found = json.loads((self.folder / "trip.json").read_text())
+            return Trip(**{**found, "lines": [Line(*line) for line in found["lines"]]})
+        why = "no time was left for it" if late else f"its process ended with {self.process.exitcode}"
+        return Trip(self.experiment, failures=[why])
+
+
+def side_by_side(
+    names: list[str], jobs: int, until: float, start: Callable[[str], Apart]
+) -> Iterator[tuple[Trip, Path | None]]:
+    """Every experiment's trip, so many at a time, as they end."""
+    waiting, under_way = list(names), list[Apart]()
+    while waiting or under_way:
+        late = time.monotonic() >= until
+        while waiting and not late and len(under_way) < jobs:
+            under_way.append(start(waiting.pop(0)))
+        for one in [one for one in under_way if late or not one.process.is_alive()]:
+            under_way.remove(one)
+            yield one.end(late), one.folder
+        if late:
+            yield from ((Trip(name, failures=["no time was left for it"]), None) for name in waiting)
+            return
+        time.sleep(0.05)
 
 
 def show(lines: list[Line]) -> None:
@@ -663,11 +689,12 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--experiment", nargs="+", action="extend", help="by itself, all that are shipped")
+    parser.add_argument("--rounds", type=int, help="of every run; by itself 12, of a GAN 4")
     parser.add_argument(
-        "--rounds", type=int, help="of every run; by itself 24 on a GPU, 12 on a CPU, 8 and 4 of a GAN"
+        "--seeds", help="such as 0-4; by itself 0-1, on a GPU the experiment's own but for a GAN"
     )
-    parser.add_argument("--seeds", help="such as 0-4; by itself the experiment's own on a GPU, 0-1 on a CPU")
     parser.add_argument("--small", action="store_true", help="as in the tests: less work, a part of the rows")
+    parser.add_argument("--jobs", type=int, help="experiments at a time; by itself 1, or 4 on a GPU")
     parser.add_argument("--budget-seconds", type=float, default=math.inf, help="stop after so long")
     parser.add_argument("--commit", help="of a copy that git cannot tell it of")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
@@ -693,21 +720,21 @@ def main() -> None:
     trips: list[Trip] = []
     place = given.keep or Path(tempfile.mkdtemp(prefix="journeys-"))
     given.out.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        folder = place / name
-        folder.mkdir(parents=True)
-        if time.monotonic() >= until:
-            trip = Trip(name, failures=["no time was left for it"])
-        else:
-            form = form_of(name, given.device, given.small, given.rounds, given.seeds)
-            trip = apart(name, form, folder, commit[:12], until)
+
+    def start(name: str) -> Apart:
+        form = form_of(name, given.device, given.small, given.rounds, given.seeds)
+        return Apart(name, form, place / name, commit[:12])
+
+    lines: list[Line] = []
+    for trip, folder in side_by_side(names, given.jobs or JOBS[given.device], until, start):
         if trip.skipped:
-            print(f"{name:18}skipped: {trip.skipped}", flush=True)
+            print(f"{trip.experiment:18}skipped: {trip.skipped}", flush=True)
         trips.append(trip)
-        for log in folder.glob("*.log"):
-            print(f"--- {name} {log.stem}\n{log.read_text()[-2000:]}", flush=True)
-        if not given.keep:
+        for log in folder.glob("*.log") if folder else ():
+            print(f"--- {trip.experiment} {log.stem}\n{log.read_text()[-2000:]}", flush=True)
+        if folder and not given.keep:
             shutil.rmtree(folder)
+        trips.sort(key=lambda trip: names.index(trip.experiment))
         lines = [line for trip in trips for line in trip.lines]
         about |= {
             "seconds": round(time.monotonic() - began, 1),

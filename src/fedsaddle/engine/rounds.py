@@ -7,6 +7,7 @@ each draws, waits, counts, abandons and diverges by itself.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,10 +25,11 @@ from fedsaddle.engine.accounting import Postage, floats_down, floats_up, kinds_u
 from fedsaddle.engine.cuts import Cut, varied
 from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.loop import Loop
+from fedsaddle.engine.memory import until_it_fits
 from fedsaddle.engine.tapes import Tapes
 from fedsaddle.engine.vectorised import Vectorised
 from fedsaddle.engine.visits import Extent, Task, Visits, projected, untouched
-from fedsaddle.errors import BadInput
+from fedsaddle.errors import BadInput, Notice
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import NEVER, Fleet, Quorum, Verdict, invite
 from fedsaddle.history import Gathering, History, Told
@@ -186,9 +188,7 @@ def begin(study: Study) -> Lanes:
     )
     memory = None
     if isinstance(study.algorithm, Remembers):
-        blank = study.per_lane(lambda algorithm, z: algorithm.remember(z), z)
-        clients, shelf = len(study.problem.federation), shelf_of(study, blank)
-        memory = tree_map(lambda value: value.to(shelf)[:, None].repeat(1, clients, 1), blank)
+        memory = blank_memory(study, study.per_lane(lambda algorithm, z: algorithm.remember(z), z))
     n = len(study.seeds)
     server = study.per_lane(lambda algorithm, z: algorithm.init(z), z)
     none: list[Counter[int]] = [Counter() for _ in range(n)]
@@ -653,6 +653,26 @@ def shelf_of(study: Study, blank: Pair) -> torch.device:
         return study.device
     needed = len(study.problem.federation) * sum(value.nbytes for value in blank)
     return CPU if needed > study.ask.limit(study.device) else study.device
+
+
+def blank_memory(study: Study, blank: Pair) -> Pair:
+    """What all clients hold before their first visit, (lane, client, value)."""
+    shelf = shelf_of(study, blank)
+
+    def shelved() -> Pair:
+        clients = len(study.problem.federation)
+        held: Pair = tree_map(lambda value: value.to(shelf)[:, None].repeat(1, clients, 1), blank)
+        return held
+
+    def shrink() -> None:
+        nonlocal shelf
+        if shelf == CPU:
+            raise BadInput("what clients keep does not fit into memory: lower the number of seeds or clients")
+        shelf = CPU
+        told = "what clients keep does not fit on the GPU and lies beside it, which is slower"
+        warnings.warn(told, Notice, stacklevel=2)
+
+    return until_it_fits(shelved, shrink)
 
 
 def kept_by(memory: Pair | None, calls: Calls) -> Pair | None:
