@@ -350,10 +350,8 @@ def command(words: list[str]) -> Said:
 def succeed(words: list[str], code: int = 0) -> str:
     said = command(words)
     if said.code != code:
-        lines = said.text.strip().splitlines() or ["it said nothing"]
-        raise Wrong(
-            f"fedsaddle {' '.join(words)}: exit code {said.code}, not {code}: {lines[-1]}\n{said.text}"
-        )
+        last = (said.text.strip().splitlines() or ["it said nothing"])[-1]
+        raise Wrong(f"{last[:200]} (exit code {said.code}: fedsaddle {' '.join(words)})\n{said.text}")
     return said.text
 
 
