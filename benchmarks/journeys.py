@@ -157,6 +157,8 @@ def form_of(experiment: str, device: str, small: bool, rounds: int | None, seeds
         usual, seeds = 3 if network in ("lenet5", "cifar-cnn") else 6, seeds or "0-1"
         if gan:
             settings += ["problem.samples=200"]
+        if own["problem"]["name"] == "robust":  # whose judge climbs from four starts, and again by PGD
+            settings += ["problem.hidden=16"]
         if experiment == "auc-digits":  # where many are absent, it takes some time until all shapes were met
             usual, seeds = 40, "0-2"
         return Form(device, rounds or usual, seeds, settings, small)
