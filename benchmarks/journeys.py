@@ -154,14 +154,14 @@ def form_of(experiment: str, device: str, small: bool, rounds: int | None, seeds
         settings = (
             [] if experiment in LITTLE else ["problem.clients=50", "K=2", *long, f"batch={10 if gan else 3}"]
         )
-        usual, seeds = 3 if network in ("lenet5", "cifar-cnn") else 6, seeds or "0-1"
+        usual, lanes = 3 if network in ("lenet5", "cifar-cnn") else 6, "0-1"
         if gan:
             settings += ["problem.samples=200"]
         if own["problem"]["name"] == "robust":  # whose judge climbs from four starts, and again by PGD
             settings += ["problem.hidden=16"]
         if experiment == "auc-digits":  # where many are absent, it takes some time until all shapes were met
-            usual, seeds = 40, "0-2"
-        return Form(device, rounds or usual, seeds, settings, small)
+            usual, lanes = 40, "0-2"
+        return Form(device, rounds or usual, seeds or lanes, settings, small)
     seeds = seeds or ("0-1" if gan or device == "cpu" else None)
     return Form(device, rounds or (4 if gan and experiment != "gan-digits" else 12), seeds)
 
@@ -399,8 +399,12 @@ class Traveller:
 
     @property
     def tolerance(self) -> float:
-        """What two computations of few rounds may differ by, of the way they went; most are in float32."""
-        return 1e-8 if self.experiment == "quadratic" else 1e-2
+        """What two computations of few rounds may differ by, of the way they went; most are in float32.
+
+        Of a GAN, whose batch normalisation makes much of a last bit, up to 6 % was seen after two rounds; that
+        it is rounding, tests in float64 say.
+        """
+        return 1e-8 if self.experiment == "quadratic" else 0.15 if self.gan else 1e-2
 
     def enter(self) -> None:
         place = self.folder / "enter"
@@ -480,7 +484,9 @@ class Traveller:
 
     def resume(self) -> None:
         """Those who remember, if there are any: they have the most to lose."""
-        name = "codasca" if "codasca" in self.names else self.some(0)[0]
+        # But what a GAN's 500 clients remember is 31 GB.
+        others = [name for name in self.names if name != "codasca"]
+        name = "codasca" if "codasca" in self.names and not self.gan else self.some(0, others)[0]
         place, whole = self.folder / "resume", self.folder / "run"
         words = ["run", self.experiment, *self.form.words(), "--algorithm", name, "--out", str(place)]
         clock = Clock(self.form.device, stop_at=max(1, self.form.rounds // 2))
@@ -702,7 +708,9 @@ def main() -> None:
         "--keep", type=Path, help="a new folder for the runs, which are otherwise thrown away"
     )
     given = parser.parse_args()
-    names = given.experiment or list(catalogue.shipped())
+    names = given.experiment or sorted(
+        catalogue.shipped(), key=lambda name: "gan-" not in name
+    )  # longest first
     for name in names:
         if name not in catalogue.shipped():
             parser.error(f"no such experiment: {name}; known: {', '.join(catalogue.shipped())}")

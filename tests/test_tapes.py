@@ -444,3 +444,12 @@ def test_a_study_gives_back_what_it_has_opened(at_once, monkeypatch):
     assert not study.graphs._tapes
     assert threading.active_count() == threads
     play(study, lanes, 3)  # and can be used again
+
+
+def test_another_study_does_not_play_this_ones_tapes(at_once):
+    """Hyperparameters are in a recording."""
+    study, lanes = run(quadratic(), ALGORITHMS["cdma-nc"])
+    other = dataclasses.replace(study, hyper={name: 2 * value for name, value in study.hyper.items()})
+    for one in (study, other):
+        ends = [play(same, lanes, 3)[0] for same in (one, dataclasses.replace(one, graphs=None))]
+        assert_same(*ends, 1e-12)

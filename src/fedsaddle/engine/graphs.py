@@ -105,6 +105,10 @@ class Graphs:
             self._notices.differs(work.name)
         return found
 
+    def fresh(self) -> Graphs:
+        """The same without a recording."""
+        return Graphs(self._limit)
+
     def forget(self) -> None:
         """Give back the memory of all recordings."""
         self._recordings.clear()

@@ -108,6 +108,11 @@ class Study:
     next_meetings: dict[Any, list[Meeting]] = field(default_factory=dict, init=False)
     drawn: dict[str, tuple[int, Tensor]] = field(default_factory=dict, init=False)  # see `ahead`
 
+    def __post_init__(self) -> None:
+        # A recording holds the hyperparameters and the merge of the study that it was made for.
+        if self.graphs is not None:
+            object.__setattr__(self, "graphs", self.graphs.fresh())
+
     @cached_property
     def federation(self) -> Federation:
         return self.problem.federation.to(self.device)

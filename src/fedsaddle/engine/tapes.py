@@ -50,6 +50,10 @@ class Tapes:
         joined: dict[str, Any] = tree_map(lambda *values: torch.cat(values), *answers)
         return joined
 
+    def fresh(self) -> Tapes:
+        """The same without a tape."""
+        return Tapes()
+
     def forget(self) -> None:
         """Give back the memory of all tapes."""
         self._tapes.clear()

@@ -197,8 +197,8 @@ class Paused(Exception):
 
 
 def holds(minibatches: int, z: Pair) -> bool:
-    """Whether a visit may hold a gradient for each minibatch: in float32 16 MB of them, or 1 GB on a GPU."""
-    return minibatches * (z.x.shape[-1] + z.y.shape[-1]) <= 1 << (28 if z.x.is_cuda else 22)
+    """Whether a visit may hold a gradient for each minibatch: in float32 16 MB of them, or 128 on a GPU."""
+    return minibatches * (z.x.shape[-1] + z.y.shape[-1]) <= 1 << (25 if z.x.is_cuda else 22)
 
 
 @dataclass
