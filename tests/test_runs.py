@@ -369,7 +369,8 @@ def test_a_damaged_state_is_not_gone_on_from(tmp_path, monkeypatch, capsys):
 
 def test_a_lane_that_diverged_where_the_shorter_run_ended_is_judged_again(tmp_path, monkeypatch, capsys):
     """A run of more rounds does not evaluate there, so it would have found out later."""
-    words = [*ARGUMENTS, "--algorithm=cdma-nc", "--seeds=0"]
+    words = [word for word in ARGUMENTS if "evaluate_every" not in word]
+    words += ["--algorithm=cdma-nc", "--seeds=0"]
     steps = ["--set=algorithms.cdma-nc.eta=30.0", "--set=algorithms.cdma-nc.gamma=30.0"]
     words += [*steps, "--set=evaluate_every=100"]
     for number in range(20, 80, 3):
