@@ -390,6 +390,7 @@ class Traveller:
         self.names, self.grid = list(own["algorithms"]), list(own.get("sweep", {}).get("grid", {}))
         self.lanes = len(spec.parse_seeds(form.seeds or own.get("seeds", "0-4")))
         self.turn = list(catalogue.shipped()).index(experiment)
+        self.gan = own["problem"]["name"] == "gan"
         self.lines: list[Line] = []
 
     def some(self, shift: int, names: list[str] | None = None) -> list[str]:

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from fedsaddle import cli
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.catalogue import SHIPPED, shipped
+from fedsaddle.cli.commands import app
 from fedsaddle.spec import Sweep, load
 
 ROOT = Path(__file__).parent.parent
@@ -36,6 +36,7 @@ LISTED = {
     "make test": MAKE,
     "make check": MAKE,
     "make setup": MAKE,
+    "make test-portable": MAKE,
     "pip install": NETWORK,
     "docker run": NODES,
     "fedsaddle data mnist": NETWORK,
@@ -46,6 +47,7 @@ LISTED = {
     "fedsaddle replay runs/deployed": NODES,
     "fedsaddle run auc-mnist --device cuda": GPU,
     "fedsaddle run auc-mnist-steady --device cuda": GPU,
+    "fedsaddle run auc-cifar10 --device cuda": GPU,
     "fedsaddle run auc-mnist --engine ray --device cuda": GPU,
     "fedsaddle run auc-mnist --engine ray --address": "needs a cluster: tests/test_ray.py starts one",
     "fedsaddle run auc-mnist --engine ray": LONG,
@@ -156,7 +158,7 @@ def test_what_is_not_run_has_options_that_exist(line):
         for word in words[3:]:
             assert not word.startswith("--") or f'"{word}"' in source, word
     elif words[0] == "fedsaddle":
-        group = typer.main.get_command(cli.app)
+        group = typer.main.get_command(app)
         group.commands[words[1]].make_context(words[1], words[2:])  # refuses what it does not know
         if words[1] in ("run", "sweep"):
             assert words[2] in shipped()

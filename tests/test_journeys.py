@@ -40,7 +40,7 @@ def test_a_process_that_dies_is_one_failure(tmp_path, monkeypatch):
 
     monkeypatch.setattr(journeys, "travel", die)
     form = journeys.form_of("quadratic", "cpu", small=True, rounds=2, seeds="0")
-    trip = journeys.apart("quadratic", form, tmp_path, "", until=float("inf"))
+    trip = journeys.Apart("quadratic", form, tmp_path / "it", "").end(late=False)
     assert trip.failures == ["its process ended with 7"]
 
 

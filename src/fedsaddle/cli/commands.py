@@ -104,8 +104,10 @@ def run(
     which = _which(experiment, "run", folder, resume, chosen, set_)
     engine = _check_engine(engine)
 
+    from fedsaddle.engine import machine
     from fedsaddle.spec import load
 
+    machine.prepare()  # what is loaded is computed on one thread too; the experiment may ask for more
     plan = load(
         which,
         algorithms=chosen,
@@ -147,8 +149,10 @@ def sweep(
     which = _which(experiment, "sweep", folder, resume, chosen, set_)
     engine = _check_engine(engine)
 
+    from fedsaddle.engine import machine
     from fedsaddle.spec import load_sweep
 
+    machine.prepare()  # what is loaded is computed on one thread too; the experiment may ask for more
     plan = load_sweep(
         which,
         algorithms=chosen,
