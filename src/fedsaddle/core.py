@@ -112,6 +112,9 @@ class Client(Protocol):
     def walk(self, move: Callable[..., T], start: T) -> T:
         """Apply move(z, xi) once for each local step, each with minibatches of its own.
 
+        A move is a function: what it leaves elsewhere, in a list or a counter, keeps a walk from being
+        recorded by the step.
+
         What moves is a Pair, or a NamedTuple with a Pair z; after each step that is projected.
         """
 

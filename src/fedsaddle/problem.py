@@ -55,6 +55,7 @@ class Federation:
 
     def to(self, device: torch.device) -> Federation:
         """The same on a device. It is copied there once."""
+        device = _one(device)
         if device == self.sizes.device:
             return self
         if device not in self._copies:
@@ -78,7 +79,14 @@ _COPIED: weakref.WeakSet[Federation] = weakref.WeakSet()
 def release(device: torch.device) -> None:
     """Forget all copies of rows on a device. Whoever still uses one keeps it; others copy anew."""
     for held in list(_COPIED):
-        held._copies.pop(device, None)
+        held._copies.pop(_one(device), None)
+
+
+def _one(device: torch.device) -> torch.device:
+    """The device by its number: cuda and cuda:0 are the same, and do not compare so."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 class Problem(Protocol):

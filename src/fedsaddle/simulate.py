@@ -21,6 +21,7 @@ from fedsaddle.checks import Checks
 from fedsaddle.core import Algorithm, Pair, Range
 from fedsaddle.engine import machine
 from fedsaddle.engine.course import Row, Stop, course
+from fedsaddle.engine.cuts import NEARLY_ALL
 from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.rounds import Ask, Event, Study, points
 from fedsaddle.engine.tapes import Tapes
@@ -123,7 +124,7 @@ def make_study(
     counts = [name for name, field in known.items() if field.static]
     for setting in settings:
         check_algorithm(setting)
-        rows = max(batch * phase.steps(0.5) * phase.batches for phase in setting.phases())
+        rows = max(batch * phase.steps(NEARLY_ALL) * phase.batches for phase in setting.phases())
         check_memory("the minibatches of a visit", 6 * rows)
         if rows > 2**22 * int(problem.federation.sizes.min()):
             raise BadInput(f"a visit of {rows} rows reads its client too often; lower K or batch")

@@ -77,17 +77,21 @@ def metrics_at(study: Study, lanes: Lanes, some: list[int]) -> dict[int, dict[st
         found = {lane: graphs("metrics", work, everywhere[lane]) for lane in some}
         return {lane: floats(metrics) for lane, metrics in found.items()}
 
+    freed, rows = False, 0
+
     def shrink() -> None:
+        nonlocal freed, rows
         if graphs is not None:
             graphs.forget()
-        rows = federated.fewer(study.device.type)
-        warnings.warn(
-            f"memory ran out in an evaluation; from now on at most {rows} rows are looked at together",
-            Notice,
-            stacklevel=2,
-        )
+        if freed:  # that alone was not enough
+            rows = federated.fewer(study.device.type)
+        freed = True
 
-    return until_it_fits(measured, shrink)
+    found = until_it_fits(measured, shrink)
+    if rows:
+        told = f"memory ran out in an evaluation; from now on at most {rows} rows are looked at together"
+        warnings.warn(told, Notice, stacklevel=2)
+    return found
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

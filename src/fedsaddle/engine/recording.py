@@ -23,9 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fedsaddle.engine.memory import out_of_memory
 from fedsaddle.errors import Notice
 
 LONGEST = 50_000  # operations; a longer computation is not recorded
+TELLING = 3  # steps of a walk by which its tape is judged
 RECHECK, RECHECK_LESS = 64, 8  # replays before one is compared again, and how much rarer each time
 SMALL = 1 << 20  # bytes of a value that is kept instead of being computed in every replay
 
@@ -577,6 +579,11 @@ class Work(NamedTuple):
     varied: bool = False  # whether they differ from time to time
     cold: bool = False  # whether it is done for the first time: problems keep what they copy to a device
 
+    @property
+    def telling(self) -> bool:
+        """Whether a replay of it tells all of a tape: in a short walk no later step feeds the next."""
+        return self.walk is None or self.steps >= TELLING
+
     def play(self, tape: Tape | WalkTape, inputs: Any) -> Any:
         """The same by a replay."""
         return tape(inputs, self.steps) if isinstance(tape, WalkTape) else tape(inputs)
@@ -618,7 +625,9 @@ def record_walk(walk: Walkable, inputs: Any) -> WalkTape:
     """A recording of a computation around a walk of any number of steps."""
     inputs, recorder = _begun(inputs)
     given = list(recorder.inputs)
-    with torch.no_grad():
+    # What can be computed as a whole need not bear being cut: a walk may carry a plain number, or leave its
+    # steps in a list.
+    with torch.no_grad(), _unrecordable():
         with recorder:
             begun = tree_map(Tensor.contiguous, walk.first(inputs))
         state, end = (tree_map(Tensor.clone, begun) for _ in range(2))
@@ -705,12 +714,21 @@ def _or_say_why(recorder: Recorder) -> Iterator[None]:
     """What was written down, made into something that can be played; or why it cannot."""
     if recorder.trouble is not None:
         raise recorder.trouble
+    # There may be an operation or a constant that the interpreter does not take.
+    with torch.no_grad(), _unrecordable():
+        yield
+
+
+@contextmanager
+def _unrecordable() -> Iterator[None]:
+    """Whatever goes wrong is a reason not to record; a lack of memory, one to compute less at a time."""
     try:
-        with torch.no_grad():
-            yield
+        yield
     except Unrecordable:
         raise
-    except Exception as error:  # an operation or a constant that the interpreter does not take
+    except Exception as error:
+        if out_of_memory(error):
+            raise
         raise Unrecordable(_line(error)) from error
 
 

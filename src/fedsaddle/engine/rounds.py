@@ -158,7 +158,10 @@ class Study:
     @cached_property
     def postage(self) -> list[Postage]:
         """The floats of one message each way, phase by phase, read off one client's dry run."""
-        lanes = begin(self)
+        lanes = begin(self, memory=False)
+        blank = None
+        if isinstance(self.algorithm, Remembers):  # one client's is enough
+            blank = self.per_lane(lambda algorithm, z: algorithm.remember(z), lanes.server.z)
         only_first: list[list[int]] = [[0], *([] for _ in self.seeds[1:])]
         result = []
         for number, phase in enumerate(self.algorithm.phases()):
@@ -166,7 +169,8 @@ class Study:
             calls = calls._replace(steps=calls.steps.clamp(max=1))  # one step tells what an answer holds
             down = send(self, lanes.server, number)
             floats = floats_down(phase, down)
-            visits = visits_of(self, down, calls, kept_by(lanes.memory, calls))
+            kept = None if blank is None else Pair(blank.x[calls.lane], blank.y[calls.lane])
+            visits = visits_of(self, down, calls, kept)
             up = Loop()(self.task(number), extent, visits)["up"]
             result.append(Postage(floats, floats_up(phase, up)))
         return result
@@ -185,19 +189,19 @@ class Lanes:
     strikes: list[Counter[int]] = field(default_factory=list)  # refused answers of each client
 
 
-def begin(study: Study) -> Lanes:
-    """Every lane before its first round."""
+def begin(study: Study, memory: bool = True) -> Lanes:
+    """Every lane before its first round; if it is only looked at, without what all clients remember."""
     starts = {seed: projected(study.problem, study.problem.init(seed)) for seed in set(study.seeds)}
     z: Pair = tree_map(
         lambda *rows: torch.stack(rows).to(study.device), *(starts[seed] for seed in study.seeds)
     )
-    memory = None
-    if isinstance(study.algorithm, Remembers):
-        memory = blank_memory(study, study.per_lane(lambda algorithm, z: algorithm.remember(z), z))
+    held = None
+    if memory and isinstance(study.algorithm, Remembers):
+        held = blank_memory(study, study.per_lane(lambda algorithm, z: algorithm.remember(z), z))
     n = len(study.seeds)
     server = study.per_lane(lambda algorithm, z: algorithm.init(z), z)
     none: list[Counter[int]] = [Counter() for _ in range(n)]
-    return Lanes(server, memory, [0] * n, [0.0] * n, [Counter() for _ in range(n)], [True] * n, none)
+    return Lanes(server, held, [0] * n, [0.0] * n, [Counter() for _ in range(n)], [True] * n, none)
 
 
 def play(

@@ -70,11 +70,12 @@ class Tapes:
         """The tape of a shape, if there is one that can be trusted."""
         self._uses[shape] += times
         if shape in self._trials:
-            self._tapes[shape] = self._trials.pop(shape)
-            self._compare(shape, work, inputs)
+            if work.telling:
+                self._tapes[shape] = self._trials.pop(shape)
+                self._compare(shape, work, inputs)
         elif self._uses[shape] > PATIENCE and shape not in self._tapes:
             self._record(shape, work, inputs)
-        elif self._tapes.get(shape) is not None and self._notices.due():
+        elif self._tapes.get(shape) is not None and work.telling and self._notices.due():
             self._compare(shape, work, inputs)
         return self._tapes.get(shape)
 
@@ -88,9 +89,14 @@ class Tapes:
     def _compare(self, shape: Hashable, work: Work, inputs: Any) -> None:
         tape = self._tapes[shape]
         assert tape is not None
-        if not same(work.play(tape, inputs), work.whole(inputs)):
-            self._tapes[shape] = None
-            self._notices.differs(work.name)
+        if same(work.play(tape, inputs), work.whole(inputs)):
+            return
+        del self._tapes[shape]
+        if isinstance(tape, WalkTape) and not work.varied:  # its steps may leave something beside the walk
+            self._record(shape, work._replace(walk=None), inputs)
+            return
+        self._tapes[shape] = None
+        self._notices.differs(work.name)
 
     @cached_property
     def workers(self) -> int:

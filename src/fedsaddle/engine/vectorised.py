@@ -116,12 +116,14 @@ class Vectorised:
 
     def _ask(self, task: Task, extent: Extent, visits: Visits, stage: Stage | None = None) -> dict[str, Any]:
         def one(rows: Tensor, given: Given, state: Any) -> dict[str, Any]:
-            return answer(task, extent, rows, given, stage and stage._replace(state=state))
+            return answer(task, extent, rows, given, None if stage is None else stage._replace(state=state))
 
         given = visits.given(task.federation)
-        mapped = (batch_rows(task, extent, given), given, stage and stage.state)
+        mapped = (batch_rows(task, extent, given), given, None if stage is None else stage.state)
         try:
-            result: dict[str, Any] = torch.func.vmap(one, in_dims=(0, 0, 0 if mapped[2] else None))(*mapped)
+            result: dict[str, Any] = torch.func.vmap(one, in_dims=(0, 0, None if mapped[2] is None else 0))(
+                *mapped
+            )
         except RuntimeError as error:
             if not str(error).startswith("vmap:"):
                 raise

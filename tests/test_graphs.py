@@ -1,0 +1,242 @@
+"""What a GPU's recordings do, without a GPU: what would be captured is run again in every replay."""
+
+import contextlib
+import dataclasses
+import itertools
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
+
+import fedsaddle as fs
+from fedsaddle.core import Count, Pair, Parameters, Phase, Reply, StepSize, step, zeros_like
+from fedsaddle.engine import cuts, graphs, recording, tapes
+from fedsaddle.engine.rounds import begin, play, points
+from zoo import ALGORITHMS, quadratic
+
+
+class Stream:
+    def wait_stream(self, other):
+        pass
+
+
+class Again:
+    """A graph: it writes to the same places in every replay."""
+
+    def __init__(self, work):
+        self.work, self.outputs = work, work()
+
+    def replay(self):
+        with recording.plainly():
+            for place, value in zip(self.outputs or (), self.work() or (), strict=True):
+                place.copy_(value)
+
+
+class Pretended(graphs.Graphs):
+    """The recordings of a GPU on a CPU."""
+
+    def fresh(self):
+        return Pretended(self._limit)
+
+    def _capture(self, work):
+        found = work()
+        if isinstance(found, dict):  # a whole phase
+            again = Again(lambda: tree_leaves(work()))
+            return again, tree_unflatten(again.outputs, tree_structure(found))
+        again = Again(work)
+        return again, again.outputs
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch):
+    monkeypatch.setattr(graphs, "_aside", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    monkeypatch.setattr(cuts, "BLOCK", 2)  # as on a GPU, all but the shortest walks are recorded by the step
+
+
+def end(rule, rounds=5, recorded=True, **settings):
+    study = fs.make_study(
+        quadratic(),
+        rule,
+        seeds=(0, 1, 2),
+        quorum=fs.Quorum(invite=6),
+        fleet=fs.Dropout(0.3),
+        batch=2,
+        **settings,
+    )
+    study = dataclasses.replace(study, graphs=Pretended() if recorded else None)
+    lanes = begin(study)
+    for round in range(rounds):
+        lanes, _ = play(study, lanes, round)
+    return study, lanes
+
+
+def assert_same(one, other, tolerance=1e-10):
+    for z, w in zip(points(one.server), points(other.server), strict=True):
+        torch.testing.assert_close(z, w, rtol=tolerance, atol=tolerance)
+    if one.memory is not None:
+        torch.testing.assert_close(one.memory, other.memory, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_replayed_equals_loop(name):
+    study, lanes = end(ALGORITHMS[name])
+    assert_same(lanes, end(ALGORITHMS[name], recorded=False, ask=fs.Loop())[1])
+    walks = [one for one in study.graphs._recordings.values() if isinstance(one, graphs.Walk)]
+    assert bool(walks) == (name != "parallel-sgda")
+
+
+# --- moves that do more than move -----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    eta: StepSize = 0.002
+    K: Count = 20
+
+    def init(self, z):
+        return fs.CDMANC(0.1, 0.1).init(z)
+
+    def send(self, server):
+        return {"z": server.z}
+
+    def average(self, server, turn, z: Parameters):
+        return server._replace(z=z)
+
+    def phases(self):
+        return (Phase("update", self.send, self.update, self.average, steps=self.steps),)
+
+    def steps(self, chance):
+        return self.K
+
+
+class Summed(Base):
+    """The mean of all points of a walk, added up beside it."""
+
+    def update(self, client, z: Parameters):
+        total = zeros_like(z)
+
+        def move(w, xi):
+            nonlocal total
+            w = step(w, client.grad(w, xi), self.eta, self.eta)
+            total = total + w
+            return w
+
+        client.walk(move, z)
+        return Reply({"z": total * (1 / self.K)})
+
+
+class Counted(Base):
+    """Shorter steps, counted beside the walk."""
+
+    def update(self, client, z: Parameters):
+        number = itertools.count(1)
+        return Reply(
+            {
+                "z": client.walk(
+                    lambda w, xi: step(w, client.grad(w, xi), self.eta / next(number), self.eta), z
+                )
+            }
+        )
+
+
+class Listed(Base):
+    def update(self, client, z: Parameters):
+        seen = []
+
+        def move(w, xi):
+            seen.append(step(w, client.grad(w, xi), self.eta, self.eta))
+            return seen[-1]
+
+        client.walk(move, z)
+        return Reply({"z": Pair(*(torch.stack(values).mean(0) for values in zip(*seen, strict=True)))})
+
+
+class Numbered(NamedTuple):
+    z: Pair
+    number: int
+
+
+class Plain(Base):
+    """A walk that carries a plain number."""
+
+    def update(self, client, z: Parameters):
+        def move(at, xi):
+            eta = self.eta / (1 + at.number)
+            return Numbered(step(at.z, client.grad(at.z, xi), eta, self.eta), at.number + 1)
+
+        return Reply({"z": client.walk(move, Numbered(z, 0)).z})
+
+
+ODD = [dataclasses.dataclass(frozen=True)(rule) for rule in (Summed, Counted, Listed, Plain)]
+
+
+@pytest.mark.parametrize("rule", ODD, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "cpu"])
+def test_what_a_step_leaves_beside_its_walk_is_not_lost(rule, gpu, monkeypatch):
+    """Such a phase is recorded as a whole."""
+    monkeypatch.setattr(tapes, "PATIENCE", 0)
+    expected = end(rule(), recorded=False, ask=fs.Loop())[1]
+    if gpu:
+        study, lanes = end(rule())
+        kinds = {type(one) for one in study.graphs._recordings.values()}
+        assert kinds == {graphs.Whole}
+    else:
+        study = fs.make_study(
+            quadratic(), rule(), seeds=(0, 1, 2), quorum=fs.Quorum(invite=6), fleet=fs.Dropout(0.3), batch=2
+        )
+        lanes = begin(study)
+        for round in range(5):
+            lanes, _ = play(study, lanes, round)
+        assert {type(one).__name__ for one in study.graphs._tapes.values()} <= {"Tape"}
+    assert_same(lanes, expected)
+
+
+def some_rounds(study):
+    lanes = begin(study)
+    for round in range(12):
+        lanes, _ = play(study, lanes, round)
+    return lanes
+
+
+@dataclasses.dataclass(frozen=True)
+class Sometimes(Counted):
+    def steps(self, chance):
+        return 1 if chance < 0.7 else 4
+
+
+@pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "cpu"])
+def test_a_walk_of_one_step_proves_nothing(gpu, monkeypatch):
+    monkeypatch.setattr(tapes, "PATIENCE", 0)
+    rule = Sometimes()
+    for seed in range(3):
+        study = fs.make_study(quadratic(), rule, seeds=(seed,), quorum=fs.Quorum(invite=6), batch=2)
+        study = dataclasses.replace(study, graphs=Pretended()) if gpu else study
+        with pytest.warns(fs.Notice, match="beside the walk|other values"):
+            lanes = some_rounds(study)
+        assert_same(lanes, some_rounds(dataclasses.replace(study, graphs=None)))
+
+
+def test_what_is_given_back_for_want_of_memory_is_not_given_back_again(monkeypatch):
+    reserved = itertools.count(0, 60)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: next(reserved))
+    made, held = [], graphs.Graphs(lambda: 100.0)
+    monkeypatch.setattr(held, "_captured", lambda work, inputs: made.append(work.name))
+    for _ in range(20):
+        for shape in ("one", "other"):
+            held(shape, recording.Work(shape, lambda inputs: None), ())
+    assert len(made) <= 4
+
+
+def test_near_looks_at_every_lane():
+    start = {"server": torch.zeros(3, 2)}
+    there = {"server": torch.ones(3, 2)}
+    assert graphs.near({"server": torch.ones(3, 2) * 1.01}, there, start)
+    assert not graphs.near({"server": torch.ones(3, 2) * 1.5}, there, start)
+    assert not graphs.near({"server": torch.full((3, 2), torch.nan)}, there, start)
+    one_off = torch.ones(3, 2)
+    one_off[0] = torch.inf
+    assert graphs.near({"server": one_off}, there, start)  # rounding may drive one lane apart
