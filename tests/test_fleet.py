@@ -25,6 +25,7 @@ from fedsaddle import (
     Dropout,
     Everybody,
     Latency,
+    Notice,
     Paper,
     Quadratic,
     Quorum,
@@ -985,7 +986,8 @@ def test_a_simulation_reports_abandoned_rounds_and_goes_on():
 def test_a_run_in_which_nobody_ever_answers_ends_where_it_began():
     fleet = Silent(*[(t, 0, 0) for t in range(6)])
     algorithm = CODASCA(eta_l=0.1, K=2)
-    outcome = simulate(PROBLEM, algorithm, rounds=6, quorum=Quorum(invite=4), fleet=fleet)
+    with pytest.warns(Notice, match="nothing was learnt"):
+        outcome = simulate(PROBLEM, algorithm, rounds=6, quorum=Quorum(invite=4), fleet=fleet)
     assert same_tensors(outcome.z[0], PROBLEM.init(0))
     assert len(outcome.events) == 6
     assert outcome.alive == [True]

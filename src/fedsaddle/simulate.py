@@ -335,6 +335,14 @@ def simulate(
             study.close()
             if told is not None:
                 told.close()
+    if not any(stop.lanes.alive):
+        warnings.warn("every lane diverged: try smaller step sizes", Notice, stacklevel=2)
+    elif not any(stop.lanes.completed):
+        warnings.warn(
+            "nothing was learnt: every round was abandoned, for too few clients answered",
+            Notice,
+            stacklevel=2,
+        )
     return Outcome(rows, events, points(stop.lanes.server), stop.lanes.alive)
 
 

@@ -46,9 +46,9 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        print(
-            f"error: {error.strerror or error}{where}; a run that was saved can be resumed", file=sys.stderr
-        )
+        runs = {"run", "sweep", "serve", "local"} & set(sys.argv[1:])
+        hint = "; a run that was saved can be resumed" if runs else ""
+        print(f"error: {error.strerror or error}{where}{hint}", file=sys.stderr)
         sys.exit(1)
     except RuntimeError as error:
         from fedsaddle.engine.memory import out_of_memory

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Minimax learning on fleets of unreliable devices.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -65,7 +66,7 @@ Perhaps = Annotated[
     str | None,
     typer.Argument(help="The name of a shipped experiment, or a TOML file; none to --resume a folder."),
 ]
-Only = Annotated[str, typer.Option(help="Only these, such as cdma-ada,cdma-one.")]
+Only = Annotated[list[str] | None, typer.Option(help="Only these, such as cdma-ada,cdma-one.")]
 Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
 Seeds = Annotated[str | None, typer.Option(help="Such as 0-4 or 0,3,7-9.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key: problem.kappa=20.")]
@@ -78,14 +79,14 @@ Deterministic = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", help="The run's folder.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")]
 Write = Annotated[bool, typer.Option("--history", help="Write down what became of every invitation.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Only what goes wrong.")]
 Seconds = Annotated[float, typer.Option(help="Make a checkpoint at most so often.")]
 
 
 @app.command()
 def run(
     experiment: Perhaps = None,
-    algorithm: Only = "",
+    algorithm: Only = None,
     rounds: Rounds = None,
     seeds: Seeds = None,
     set_: Set = None,
@@ -128,7 +129,7 @@ def run(
 @app.command()
 def sweep(
     experiment: Perhaps = None,
-    algorithm: Only = "",
+    algorithm: Only = None,
     by: Annotated[str | None, typer.Option(help="The metric that settings are chosen by.")] = None,
     budget: Annotated[int | None, typer.Option(help="How many settings of each algorithm.")] = None,
     halving: Annotated[int | None, typer.Option(help="Keep one of so many at each rung; 0: all.")] = None,
@@ -173,20 +174,25 @@ def sweep(
 
 
 def _check_options(
-    algorithm: str, folder: Path | None, resume: bool, checkpoint_seconds: float, rounds: int | None
+    algorithm: list[str] | None,
+    folder: Path | None,
+    resume: bool,
+    checkpoint_seconds: float,
+    rounds: int | None,
 ) -> list[str]:
     """Refuse options that do not fit; the names of the algorithms that were asked for."""
     if rounds is not None:
         check_count("rounds", rounds)
     if not checkpoint_seconds >= 0:
         raise BadInput(f"--checkpoint-seconds must be at least 0, got {checkpoint_seconds}")
-    if algorithm and not algorithm.strip(", "):
-        raise BadInput(f"--algorithm takes names such as cdma-ada,cdma-one; got '{algorithm}'")
+    names = [name.strip() for several in algorithm or [] for name in several.split(",") if name.strip()]
+    if algorithm and not names:
+        raise BadInput(f"--algorithm takes names such as cdma-ada,cdma-one; got '{','.join(algorithm)}'")
     if resume and folder is None:
         raise BadInput("--resume needs the folder of the run: --out DIR")
     if folder is not None and str(folder) in ("", "."):
         raise BadInput("--out needs a folder of its own, such as runs/first")
-    return [name.strip() for name in algorithm.split(",") if name.strip()]
+    return names
 
 
 ENGINES = ("auto", "vectorised", "loop", "ray")
@@ -348,7 +354,7 @@ def _report(path: Path, quiet: bool) -> int:
         out.print(table)
         print(f"rounds   {path / 'rounds.csv'}\nreport   {page}\nspent    {_spent(spent)}")
     groups = {one.label: [one] for one in runs[0].series}
-    return _code(groups, all(one.final for one in found))
+    return _code(groups, [one.label for one in found if not one.final])
 
 
 def _report_sweep(path: Path, quiet: bool) -> int:
@@ -380,15 +386,17 @@ def _report_sweep(path: Path, quiet: bool) -> int:
         print(f"rounds   {path / 'rounds.csv'}\nreport   {page}\nbest     {best}")
         print(f"spent    {_spent(runs[0].spent)}")
     groups = {family.name: family.tried for family in families}
-    return _code(groups, all(family.best for family in families))
+    return _code(groups, [family.name for family in families if not family.best])
 
 
 def _spent(seconds: Mapping[str, float]) -> str:
     return f"{sum(seconds.values()):.3g} s on this machine's clock, for rounds and evaluations"
 
 
-def _code(groups: Mapping[str, Sequence[Series]], finite: bool) -> int:
-    """What a run ends with, given all it has of each algorithm; and a word if one has learnt nothing."""
+def _code(groups: Mapping[str, Sequence[Series]], diverged: Sequence[str]) -> int:
+    """What a run ends with, given all it has of each algorithm; and a word if one came to nothing."""
+    if diverged:
+        print(f"every seed of {', '.join(diverged)} diverged: try smaller step sizes", file=sys.stderr)
     idle = [name for name, series in groups.items() if all(one.idle for one in series)]
     if idle:
         print(
@@ -396,7 +404,7 @@ def _code(groups: Mapping[str, Sequence[Series]], finite: bool) -> int:
             "answered in time; lower quorum.minimum, or ask more clients or for longer",
             file=sys.stderr,
         )
-    return ALL_DIVERGED if not finite else NOTHING_LEARNT if idle else 0
+    return ALL_DIVERGED if diverged else NOTHING_LEARNT if idle else 0
 
 
 # What somebody might want a report as.
@@ -560,7 +568,7 @@ def serve(
     keys: Annotated[Path, typer.Option(help="The server's keys: KEYS/server.")],
     listen: Listen = "127.0.0.1:9092",
     clients: Fewer = None,
-    algorithm: Only = "",
+    algorithm: Only = None,
     rounds: Rounds = None,
     seeds: Seeds = None,
     set_: Set = None,
@@ -654,7 +662,7 @@ def _client_of(key: Path) -> int:
 def local(
     experiment: Experiment,
     nodes: Annotated[int, typer.Option(help="How many devices, each a process of this machine.")] = 4,
-    algorithm: Only = "",
+    algorithm: Only = None,
     rounds: Rounds = None,
     seeds: Seeds = None,
     set_: Set = None,
