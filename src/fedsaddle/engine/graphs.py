@@ -89,9 +89,6 @@ class Graphs:
         self._proved: set[str] = set()  # walks that were compared with the computation
         self._notices = Notices()
 
-    def __contains__(self, shape: Hashable) -> bool:
-        return shape in self._recordings
-
     def __call__(self, shape: Hashable, work: Work, inputs: Any) -> Any:
         """work(inputs), by a replay. All it does with its inputs must follow from their `shape`."""
         if shape not in self._recordings:
