@@ -52,7 +52,10 @@ def test_they_equal_pytorchs(ours, theirs, sizes, side, windows, device, monkeyp
     def turned(slope):  # the same with the maps the other way round
         return vmap(vmap(slope), in_dims=(None, 1))
 
-    for over in (networks, both, turned):
+    def shared(slope):  # all networks on the same minibatch
+        return lambda parameters, x: vmap(slope, in_dims=(0, None))(parameters, x[0, 0])
+
+    for over in (networks, both, turned, shared):
         expected, found = (all_of(layer, over) for layer in layers)
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 

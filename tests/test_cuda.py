@@ -465,7 +465,10 @@ def test_what_cannot_be_captured_is_computed_plainly_and_said(monkeypatch):
     problem = fs.AUC(dataset="digits", clients=40, network="mlp")
     study, lanes = run(problem, ALGORITHMS["cdma-ada"], rounds=1, device="cuda")
     monkeypatch.setattr(fs.AUC, "measure", measure)
-    with pytest.warns(fs.Notice, match="the evaluation of AUC cannot be recorded"):
+    with (
+        pytest.warns(fs.Notice, match="the evaluation of AUC cannot be recorded"),
+        pytest.warns(fs.Notice, match="the evaluation of AUC goes lane by lane"),
+    ):
         found = metrics_at(study, lanes, [1])
     assert found[1]["test_auc"] == pytest.approx(float(points(lanes.server)[1].x.norm()))
     play(study, lanes, 1)  # the GPU is as well as before

@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 import fedsaddle as fs
 from fedsaddle.core import Count, Pair, Parameters, Phase, Reply, StepSize, step, zeros_like
-from fedsaddle.engine import cuts, graphs, recording, tapes
+from fedsaddle.engine import course, cuts, graphs, recording, tapes
 from fedsaddle.engine.rounds import begin, play, points
+from fedsaddle.problem import Measured
 from zoo import ALGORITHMS, quadratic
 
 
@@ -240,3 +241,54 @@ def test_near_looks_at_every_lane():
     one_off = torch.ones(3, 2)
     one_off[0] = torch.inf
     assert graphs.near({"server": one_off}, there, start)  # rounding may drive one lane apart
+
+
+# --- evaluations ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged(Measured):
+    """A quadratic that is judged by tensors; `looks`: at their values."""
+
+    looks: bool = False
+
+    @property
+    def federation(self):
+        return quadratic().federation
+
+    def init(self, seed):
+        return quadratic().init(seed)
+
+    def field(self, z, xi):
+        return quadratic().field(z, xi)
+
+    def measure(self, z):
+        norm = z.x.norm()
+        return {"norm": torch.tensor(float(norm)) if self.looks else norm, "sum": z.y.sum()}
+
+
+@pytest.mark.parametrize("together", [1, 2, 8])
+def test_lanes_are_judged_together(together, monkeypatch):
+    monkeypatch.setattr(course, "TOGETHER", together)
+    study = fs.make_study(Judged(), fs.CDMANC(0.1, 0.1), seeds=range(5), quorum=fs.Quorum(invite=4))
+    study = dataclasses.replace(study, graphs=Pretended())
+    lanes = begin(study)
+    for some in ([0, 1, 2, 3, 4], [4, 1, 2], [3]):
+        found = course.metrics_at(study, lanes, some)
+        assert list(found) == some
+        for lane, metrics in found.items():
+            assert metrics == pytest.approx(study.problem.evaluate(points(lanes.server)[lane]))
+    assert list(study.graphs._recordings) == ["metrics"]
+
+
+def test_what_cannot_be_mapped_is_judged_lane_by_lane_and_said():
+    study = fs.make_study(Judged(looks=True), fs.CDMANC(0.1, 0.1), seeds=range(3), quorum=fs.Quorum(invite=4))
+    study = dataclasses.replace(study, graphs=Pretended())
+    lanes = begin(study)
+    with (
+        pytest.warns(fs.Notice, match="the evaluation of Judged goes lane by lane, which is slower: vmap"),
+        pytest.warns(fs.Notice, match="the evaluation of Judged cannot be recorded"),
+    ):
+        found = course.metrics_at(study, lanes, [2, 0])
+    for lane, metrics in found.items():
+        assert metrics == pytest.approx(study.problem.evaluate(points(lanes.server)[lane]))

@@ -183,6 +183,9 @@ class _Convolve(_Bilinear):
     def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, grid: Grid) -> Any:
         if dims[1] is None:
             return _Convolve.mapped_rows(info.batch_size, dims[0], x, w, grid)
+        if dims[0] is None:  # the same pictures for all: a map only brings more channels out
+            y = _Convolve.apply(x, w.movedim(dims[1], 1).flatten(1, 2), grid)
+            return y.unflatten(2, (info.batch_size, -1)), 2
         return _Convolve.mapped(info.batch_size, dims, x, w, grid)
 
 
@@ -352,7 +355,11 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor) -> Any:
-        found = _Pool.apply(_spelt_out(info.batch_size, dims[0], x))
+        x = x.movedim(dims[0], 0)
+        if x.stride(0) < x.stride(1):  # each row holds them all: as more channels, nothing is copied
+            found = _Pool.apply(x.transpose(0, 1).flatten(1, 2))
+            return tuple(rows.unflatten(1, (info.batch_size, -1)) for rows in found), (1, 1)
+        found = _Pool.apply(x.flatten(0, 1))
         return tuple(rows.unflatten(0, (info.batch_size, -1)) for rows in found), (0, 0)
 
 

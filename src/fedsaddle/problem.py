@@ -107,20 +107,23 @@ class Problem(Protocol):
 
 
 class Measured:
-    """A problem whose metrics are one computation on tensors, which a GPU records once and then replays."""
+    """A problem whose metrics are one computation on tensors, which a GPU records once and then replays.
+
+    It is mapped over lanes, so that some are judged at the same time.
+    """
 
     def measure(self, z: Pair) -> dict[str, Tensor]:
         """Metrics at a point, each a tensor with one number; nothing here may look at a tensor's values."""
         raise NotImplementedError
 
     def evaluate(self, z: Pair) -> dict[str, float]:
-        return floats(self.measure(z))
+        return floats({name: value[None] for name, value in self.measure(z).items()})[0]
 
 
-def floats(metrics: dict[str, Tensor]) -> dict[str, float]:
-    """The numbers, fetched from a device all at once."""
-    values = torch.stack([value.to(torch.float64) for value in metrics.values()])
-    return dict(zip(metrics, values.tolist(), strict=True))
+def floats(metrics: dict[str, Tensor]) -> list[dict[str, float]]:
+    """The numbers of some points, (point,) each, fetched from a device all at once."""
+    values = torch.stack([value.to(torch.float64) for value in metrics.values()], dim=1)
+    return [dict(zip(metrics, row, strict=True)) for row in values.tolist()]
 
 
 HIGH = ("auc", "accuracy", "precision", "score")  # better high; every other metric is better low

@@ -12,7 +12,7 @@ from fedsaddle.data.partition import divide
 from fedsaddle.errors import BadInput, unknown
 from fedsaddle.problem import Federation
 
-CHUNK = {"cpu": 1_000, "cuda": 30_000}  # rows evaluated at a time: what a cache holds, or a GPU needs
+CHUNK = {"cpu": 1_000, "cuda": 5_000}  # rows evaluated at a time: what a cache holds, or a GPU needs
 FEWEST = 50
 
 

@@ -9,16 +9,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from fedsaddle.core import Pair
 from fedsaddle.data import federated
 from fedsaddle.engine.accounting import Content
 from fedsaddle.engine.graphs import Graphs
-from fedsaddle.engine.memory import until_it_fits
+from fedsaddle.engine.memory import out_of_memory, until_it_fits
 from fedsaddle.engine.recording import Work
 from fedsaddle.engine.rounds import Event, Lanes, Study, begin, play, points, which
 from fedsaddle.errors import BadInput, Notice
 from fedsaddle.history import Told
 from fedsaddle.problem import Measured, floats
 
+TOGETHER = 8  # lanes that a GPU evaluates at once
 BEYOND = 1e150  # a metric of a lane that has diverged: its square is no number
 
 
@@ -64,18 +70,24 @@ def traffic(study: Study, lanes: Lanes, lane: int) -> Counter[Flow]:
 
 
 def metrics_at(study: Study, lanes: Lanes, some: list[int]) -> dict[int, dict[str, float]]:
-    """Where these lanes are. A GPU works on all of them before it is asked for a number.
+    """Where these lanes are. A GPU works on several together, and on all before it is asked for a number.
 
     If memory runs out, fewer rows are looked at together.
     """
-    everywhere, problem, graphs = points(lanes.server), study.problem, study.graphs
+    problem, graphs = study.problem, study.graphs
 
     def measured() -> dict[int, dict[str, float]]:
         if not isinstance(graphs, Graphs) or not isinstance(problem, Measured):
+            everywhere = points(lanes.server)
             return {lane: numbers(problem.evaluate(everywhere[lane])) for lane in some}
-        work = Work(f"the evaluation of {type(problem).__name__}", problem.measure, cold=True)
-        found = {lane: graphs("metrics", work, everywhere[lane]) for lane in some}
-        return {lane: floats(metrics) for lane, metrics in found.items()}
+        name = f"the evaluation of {type(problem).__name__}"
+        work = Work(name, together(problem), before=lambda z: problem.measure(Pair(z.x[0], z.y[0])))
+        size, found = min(TOGETHER, len(study.seeds)), []
+        for at in range(0, len(some), size):
+            part = [*some[at : at + size], *some[-1:] * size][:size]  # always so many, for one recording
+            found.append(graphs("metrics", work, Pair(*(rows[part] for rows in lanes.server.z))))
+        metrics = tree_map(lambda *parts: torch.cat(parts)[: len(some)], *found)
+        return dict(zip(some, floats(metrics), strict=True))
 
     freed, rows = False, 0
 
@@ -92,6 +104,25 @@ def metrics_at(study: Study, lanes: Lanes, some: list[int]) -> dict[int, dict[st
         told = f"memory ran out in an evaluation; from now on at most {rows} rows are looked at together"
         warnings.warn(told, Notice, stacklevel=2)
     return found
+
+
+def together(problem: Measured) -> Callable[[Pair], dict[str, Tensor]]:
+    """The metrics of some lanes, as one computation if PyTorch can map this one."""
+
+    def measure(z: Pair) -> dict[str, Tensor]:
+        try:
+            found: dict[str, Tensor] = torch.func.vmap(problem.measure)(z)
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            why = str(error).splitlines()[0]
+            told = f"the evaluation of {type(problem).__name__} goes lane by lane, which is slower: {why}"
+            warnings.warn(told, Notice, stacklevel=2)
+            lanes = [problem.measure(Pair(x, y)) for x, y in zip(*z, strict=True)]
+            found = {name: torch.stack([metrics[name] for metrics in lanes]) for name in lanes[0]}
+        return found
+
+    return measure
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -147,8 +147,8 @@ class Graphs:
         aside = _aside()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            if work.cold:
-                work.whole(places)
+            if work.before is not None:
+                work.before(places)
             tape = self._tape(work, places)
             if not isinstance(tape, WalkTape):
                 tape(places)

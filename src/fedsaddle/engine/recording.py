@@ -577,7 +577,7 @@ class Work(NamedTuple):
     walk: Walkable | None = None  # the same, cut where its walk makes a step
     steps: int = 0  # of the walk, this time
     varied: bool = False  # whether they differ from time to time
-    cold: bool = False  # whether it is done for the first time: problems keep what they copy to a device
+    before: Callable[[Any], Any] | None = None  # done first: what problems make or copy once
 
     @property
     def telling(self) -> bool:
