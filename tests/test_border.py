@@ -703,6 +703,17 @@ for words in {QUICK}:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_run_does_not_wait_for_pytorchs_compiler():
+    script = """
+import sys
+from fedsaddle.engine import machine
+machine.prepare()
+assert "torch._dynamo" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_is_listed_is_what_there_is():
     assert catalogue.algorithms() == {name: entry.summary for name, entry in ALGORITHMS.items()}
     assert catalogue.problems() == {name: entry.summary for name, entry in PROBLEMS.items()}

@@ -22,7 +22,8 @@ def prepare(threads: int = 1, tf32: bool = False, deterministic: bool = False) -
     if deterministic:
         fix_workspace()
         torch.backends.cudnn.benchmark = False  # which takes what is fastest at the moment
-    torch.use_deterministic_algorithms(deterministic)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:  # to say it imports PyTorch's compiler
+        torch.use_deterministic_algorithms(deterministic)
     _keep_memory()
 
 
