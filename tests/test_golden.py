@@ -12,7 +12,6 @@ float64 the numbers of AVX-512, AVX2 and neither are within 1e-12, and no unit t
 """
 
 import json
-import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -73,8 +72,7 @@ def play_in(patch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
 
     for kind in (AUC, Fair, GAN, Robust):
         patch.setattr(kind, "init", exactly(kind.init))
-        patch.setattr(sys.modules[kind.__module__], "scaled", lambda inputs: scaled(inputs).to(dtype))
-    patch.setattr(judges, "scaled", lambda inputs: scaled(inputs).to(dtype))
+    patch.setattr(judges, "scaled", lambda inputs: scaled(inputs, dtype))
 
 
 def stand_in(patch: pytest.MonkeyPatch, experiment: str) -> None:

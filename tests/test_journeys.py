@@ -48,3 +48,18 @@ def test_the_tables_columns():
     told = "experiment,algorithm,seconds_to_first_round,seconds_to_speed,seconds_per_round"
     told += ",seconds_per_evaluation,peak_memory_gb,memory_held_after_gb,commit"
     assert list(journeys.Line._fields) == next(csv.reader([told]))
+
+
+def test_what_rounding_drives_apart_is_computed_in_float64(tmp_path, monkeypatch):
+    monkeypatch.setattr(journeys.Traveller, "tolerance", -1.0)  # nothing is near enough in float32
+    form = journeys.form_of("auc-table", "cpu", small=True, rounds=2, seeds="0")
+    traveller = journeys.Traveller("auc-table", form, tmp_path, "")
+    traveller.plain()
+    real = journeys.played
+
+    def wrongly(study, rounds):
+        return [z * 1.001 for z in real(study, rounds)] if study.graphs is None else real(study, rounds)
+
+    monkeypatch.setattr(journeys, "played", wrongly)
+    with pytest.raises(journeys.Wrong, match=r"recorded is not plain: .* in float64"):
+        traveller.plain()

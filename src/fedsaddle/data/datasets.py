@@ -26,10 +26,11 @@ class Dataset:
     has_test: bool = True  # whether the test rows are given; or else they were drawn from the others
 
 
-def scaled(inputs: Tensor) -> Tensor:
-    """Bytes to [-1, 1]; what is not bytes is left as it is."""
+def scaled(inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Bytes to [-1, 1]; what is not bytes is left as it is. A task computes in the type of its players."""
     # Not divided: by a number, a GPU multiplies with its inverse, and the last bit would not be a CPU's.
-    return (inputs.to(torch.float32) - 127.5) * (1 / 127.5) if inputs.dtype == torch.uint8 else inputs
+    small = (inputs.to(torch.float32) - 127.5) * (1 / 127.5) if inputs.dtype == torch.uint8 else inputs
+    return small.to(dtype)
 
 
 def standardised(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:

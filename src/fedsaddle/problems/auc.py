@@ -296,7 +296,7 @@ class AUC(Measured):
         return self._scores(x[:-2], inputs)
 
     def _scores(self, weights: Tensor, inputs: Tensor) -> Tensor:
-        outputs = self.model(weights, scaled(inputs))
+        outputs = self.model(weights, scaled(inputs, weights.dtype))
         if self.scoring == "sigmoid":
             return torch.sigmoid(outputs.squeeze(1))
         # The authors' release scores by the second of ten classes, after a ReLU on LeNet's outputs. If all

@@ -84,7 +84,7 @@ class Fair(Measured):
         return Pair(z.x, simplex(z.y))
 
     def loss(self, z: Pair, xi: Batch) -> Tensor:
-        outputs = self.model(z.x, scaled(xi.rows["input"]))
+        outputs = self.model(z.x, scaled(xi.rows["input"], z.x.dtype))
         harm = cross_entropy(outputs, xi.rows["label"], reduction="none")
         return xi.mean(z.y[xi.rows["label"]] * xi.rows["worth"] * harm) - self.price(z.y)
 
@@ -98,7 +98,7 @@ class Fair(Measured):
 
     def by_class(self, x: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The mean loss of each class, and the part that is wrong; 0 for a class without rows."""
-        outputs = torch.cat([self.model(x, scaled(inputs)) for (inputs,) in chunks(rows["input"])])
+        outputs = torch.cat([self.model(x, scaled(some, x.dtype)) for (some,) in chunks(rows["input"])])
         harm = cross_entropy(outputs, rows["label"], reduction="none")
         wrong = (outputs.argmax(1) != rows["label"]).to(harm.dtype)
         member = one_hot(rows["label"], self.classes).to(harm.dtype)  # (row, class)

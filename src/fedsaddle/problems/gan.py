@@ -156,7 +156,7 @@ class GAN:
 
     def field(self, z: Pair, xi: Batch) -> Pair:
         """D sees real and generated pictures by themselves, and each once, for both players."""
-        weight, real = xi.weight.to(z.y.dtype), scaled(xi.rows["real"]).to(z.y.dtype)
+        weight, real = xi.weight.to(z.y.dtype), scaled(xi.rows["real"], z.y.dtype)
         noise = self.noise(xi, z.x)
 
         def ascends(y: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,7 +209,7 @@ class GAN:
 
     def losses(self, z: Pair, fake: Tensor) -> dict[str, float]:
         """What both players play for, on test rows and generated pictures."""
-        real = scaled(self.data.test_inputs[:LOSS_ROWS].to(z.x.device))
+        real = scaled(self.data.test_inputs[:LOSS_ROWS].to(z.x.device), z.x.dtype)
         on_real, on_fake = (
             torch.cat([self.D(z.y, some, _equal(some)).squeeze(1) for some in rows.split(TOGETHER)])
             for rows in (real, fake)

@@ -119,7 +119,7 @@ class Robust(Measured):
         return Pair(self.model.init(seed), torch.zeros(self.features))
 
     def loss(self, z: Pair, xi: Batch) -> Tensor:
-        outputs = self.model(z.x, scaled(xi.rows["input"]).flatten(1) + z.y)
+        outputs = self.model(z.x, scaled(xi.rows["input"], z.x.dtype).flatten(1) + z.y)
         harm = cross_entropy(outputs, xi.rows["label"], reduction="none")
         return xi.mean(harm) - self.penalty / 2 * z.y.square().sum()
 
@@ -155,7 +155,7 @@ class Robust(Measured):
         sizes = [self.hidden * self.features, self.hidden, self._beyond.size]
         flat, b, rest = z.x.split(sizes)
         W, label = flat.view(self.hidden, self.features), rows["label"]
-        before = torch.cat([scaled(some).flatten(1) @ W.mT + b for (some,) in chunks(rows["input"])])
+        before = torch.cat([scaled(some, b.dtype).flatten(1) @ W.mT + b for (some,) in chunks(rows["input"])])
 
         def harm(move: Tensor, some: Tensor, own: Tensor) -> Tensor:
             return cross_entropy(self._beyond(rest, some + move), own, reduction="sum") / len(label)
@@ -184,7 +184,7 @@ class Robust(Measured):
 
         Steps of 2.5 epsilon / steps, from the input itself; what is an image stays one.
         """
-        clean, image = scaled(inputs).flatten(1), inputs.dtype == torch.uint8
+        clean, image = scaled(inputs, x.dtype).flatten(1), inputs.dtype == torch.uint8
 
         def harm(v: Tensor) -> tuple[Tensor, Tensor]:
             outputs = self.model(x, v)
@@ -229,10 +229,10 @@ class Robust(Measured):
         worst = self.worst(z, test)
         right, bears, harm = [], [], []
         for inputs, label in chunks(test["input"], test["label"]):
-            right.append(self.model(z.x, scaled(inputs).flatten(1)).argmax(1) == label)
+            right.append(self.model(z.x, scaled(inputs, z.x.dtype).flatten(1)).argmax(1) == label)
             bears.append(self.bears(z.x, inputs, label))
         for inputs, label in chunks(train["input"], train["label"]):
-            outputs = self.model(z.x, scaled(inputs).flatten(1) + z.y)
+            outputs = self.model(z.x, scaled(inputs, z.x.dtype).flatten(1) + z.y)
             harm.append(cross_entropy(outputs, label, reduction="none"))
         return {
             "robust_loss": worst.loss,
