@@ -446,7 +446,10 @@ class Traveller:
         plan = spec.load(
             self.experiment, rounds=form.rounds, seeds=form.seeds, device=form.device, settings=form.settings
         )
-        for name, study in plan.studies.items():
+        # Of entries that differ in their numbers alone, such as K, the last is enough.
+        kinds = {type(study.algorithm): name for name, study in plan.studies.items()}
+        for name in kinds.values():
+            study = plan.studies[name]
             if form.device == "cuda":
                 recorded, rounds = self.clock.courses[name].early, COMPARED[form.device]
             else:  # where a shape is recorded after some uses: here after the first
