@@ -7,7 +7,8 @@ import sys
 from benchmarks.work import Clock, Order, answer
 from benchmarks.workloads import BY_NAME
 from fedsaddle.engine import machine
-from fedsaddle.engine.rounds import begin, play, points
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import begin, points
 
 
 def main(folder: str, device: str, workload: str, lanes: str) -> None:

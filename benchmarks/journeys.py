@@ -63,7 +63,9 @@ from fedsaddle.data import celeba, sources
 from fedsaddle.data.datasets import DATASETS, Dataset
 from fedsaddle.engine import tapes
 from fedsaddle.engine.course import Stop
-from fedsaddle.engine.rounds import Study, begin, play, points
+from fedsaddle.engine.executors.vectorised import Vectorised
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import Study, begin, points
 from fedsaddle.environment import here
 from fedsaddle.errors import BadInput
 
@@ -456,7 +458,7 @@ class Traveller:
                 rounds = COMPARED[form.device]
                 with mock.patch.object(tapes, "PATIENCE", 0):
                     recorded = played(study, rounds)
-            plainly = replace(study, graphs=None)
+            plainly = replace(study, executor=Vectorised(compiled=False))
             far = furthest(study, played(plainly, rounds), recorded)
             if not far <= self.tolerance:
                 again = replace(study)  # a recording is of one precision

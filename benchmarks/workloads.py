@@ -19,7 +19,8 @@ import fedsaddle as fs
 from fedsaddle import draws
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.core import Pair
-from fedsaddle.engine.rounds import Study, meet
+from fedsaddle.engine.gather import meet
+from fedsaddle.engine.study import Study
 from fedsaddle.problem import Batch, Federation
 from fedsaddle.problems import AUC, GAN, Robust
 

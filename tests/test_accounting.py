@@ -12,7 +12,8 @@ import pytest
 import fedsaddle as fs
 from fedsaddle.core import Parameters, Phase, Reply
 from fedsaddle.engine.course import traffic
-from fedsaddle.engine.rounds import begin, play
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import begin
 from zoo import ALGORITHMS, quadratic
 
 P, Q = 3, 4

@@ -217,7 +217,7 @@ def test_vectorised_equals_loop_on_images():
             fs.CDMAADA(0.1, 0.1, K=3),
             rounds=2,
             seeds=(0, 1),
-            ask=ask,
+            executor=ask,
             batch=4,
         ).z
         for ask in (fs.Vectorised(), fs.Loop())

@@ -8,7 +8,8 @@ from benchmarks.work import Order
 from benchmarks.workloads import Workload, write
 
 import fedsaddle as fs
-from fedsaddle.engine.rounds import begin, play, points
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import begin, points
 from fedsaddle.problems import AUC, Robust
 
 PROBLEMS = {

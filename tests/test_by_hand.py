@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from fedsaddle import ALGORITHMS, Everybody, Loop, Pair, Quorum, Vectorised, draws, make_study
-from fedsaddle.engine.rounds import begin, play, points
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import begin, points
 from fedsaddle.fleet import invite
 from fedsaddle.problem import Federation
 
@@ -347,7 +348,7 @@ def test_play_is_the_rule_written_by_hand(name, by_hand, hyper, ask):
         quorum=Quorum(invite=INVITED),
         fleet=Everybody(),
         batch=BATCH,
-        ask=ask(),
+        executor=ask(),
     )
     lanes = begin(study)
     rounds = zip(*(by_hand(*problem.init(seed), seed, **hyper) for seed in SEEDS), strict=True)

@@ -16,8 +16,11 @@ from fedsaddle.data import federated
 from fedsaddle.data.datasets import DATASETS
 from fedsaddle.engine import cuts, graphs
 from fedsaddle.engine.course import metrics_at
-from fedsaddle.engine.ray import Job, Worker, _arrays
-from fedsaddle.engine.rounds import begin, calls_of, kept_by, play, points, send, visits_of
+from fedsaddle.engine.executors.ray import Job, Worker, _arrays
+from fedsaddle.engine.kept import kept_by
+from fedsaddle.engine.phase import calls_of, send, visits_of
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import begin, points
 from fedsaddle.problem import Batch, Federation
 from test_golden import made_up
 from zoo import ALGORITHMS, Pictures, quadratic
@@ -56,7 +59,7 @@ def run(problem, algorithm, rounds=6, captured=True, **settings):
         problem, algorithm, seeds=(0, 1, 2), quorum=quorum, fleet=fs.Latency(dropout=0.4), batch=2, **settings
     )
     if not captured:
-        study = dataclasses.replace(study, graphs=None)
+        study = dataclasses.replace(study, executor=fs.Vectorised(compiled=False))
     lanes = begin(study)
     for round in range(rounds):
         lanes, _ = play(study, lanes, round)
@@ -82,18 +85,18 @@ def by_step(request, monkeypatch):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_captured_equals_eager_equals_loop(name, by_step):
     problem, algorithm = quadratic(), ALGORITHMS[name]
-    _, expected = run(problem, algorithm, ask=fs.Loop())
+    _, expected = run(problem, algorithm, executor=fs.Loop())
     assert 0 < min(expected.completed) < 6  # some rounds are abandoned
     for settings in ({"ask": fs.Loop()}, {"captured": False}, {}):
         study, lanes = run(problem, algorithm, device="cuda", **settings)
         assert_same(lanes, expected, 1e-10)
-    assert study.graphs._recordings
+    assert study.executor.recorder(study)._recordings
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_captured_equals_loop_on_a_network(name, by_step):
     problem = fs.AUC(dataset="digits", clients=40, partition="dirichlet", network="mlp")
-    _, expected = run(problem, ALGORITHMS[name], rounds=3, ask=fs.Loop())
+    _, expected = run(problem, ALGORITHMS[name], rounds=3, executor=fs.Loop())
     study, lanes = run(problem, ALGORITHMS[name], rounds=3, device="cuda")
     assert_same(lanes, expected, 1e-4)
     for z, w in zip(points(lanes.server), points(expected.server), strict=True):
@@ -102,7 +105,7 @@ def test_captured_equals_loop_on_a_network(name, by_step):
 
 @pytest.mark.parametrize("name", ["cdma-nc", "cdma-ada"])
 def test_captured_equals_loop_with_convolutions(name, by_step):
-    _, expected = run(Pictures(), ALGORITHMS[name], ask=fs.Loop())
+    _, expected = run(Pictures(), ALGORITHMS[name], executor=fs.Loop())
     _, lanes = run(Pictures(), ALGORITHMS[name], device="cuda")
     assert_same(lanes, expected, 1e-9)
 
@@ -116,7 +119,7 @@ class Precise(fs.GAN):
 
 def test_captured_equals_loop_on_a_gan(by_step):
     problem = Precise(objective="non-saturating", clients=40, partition="dirichlet")
-    _, expected = run(problem, ALGORITHMS["cdma-ada"], rounds=2, ask=fs.Loop())
+    _, expected = run(problem, ALGORITHMS["cdma-ada"], rounds=2, executor=fs.Loop())
     study, lanes = run(problem, ALGORITHMS["cdma-ada"], rounds=2, device="cuda")
     assert_same(lanes, expected, 1e-9)
     shown = [study.problem.pictures(points(end.server)[0])["samples"].cpu() for end in (lanes, expected)]
@@ -124,8 +127,8 @@ def test_captured_equals_loop_on_a_gan(by_step):
 
 
 def test_what_clients_keep_may_lie_beside_the_gpu():
-    _, expected = run(quadratic(), ALGORITHMS["codasca"], ask=fs.Loop())
-    _, lanes = run(quadratic(), ALGORITHMS["codasca"], device="cuda", ask=fs.Vectorised(memory=1000))
+    _, expected = run(quadratic(), ALGORITHMS["codasca"], executor=fs.Loop())
+    _, lanes = run(quadratic(), ALGORITHMS["codasca"], device="cuda", executor=fs.Vectorised(memory=1000))
     assert lanes.memory.x.device.type == "cpu"
     assert_same(lanes, expected, 1e-10)
 
@@ -153,7 +156,7 @@ def test_replayed_metrics_are_the_same(problem):
         for lane, metrics in found.items():
             z = points(lanes.server)[lane].to("cpu")
             assert metrics == pytest.approx(problem.evaluate(z), rel=1e-3, abs=1e-5)
-    assert "metrics" in study.graphs._recordings
+    assert "metrics" in study.executor.recorder(study)._recordings
 
 
 # --- rows that the recorder does not keep: more than a megabyte, in training and in the test ---
@@ -250,7 +253,7 @@ def wide_run(captured: bool):
         Wide(), fs.CDMANC(0.1, 0.1, K=2), seeds=(0, 1), quorum=fs.Quorum(invite=12), batch=4, device="cuda"
     )
     if not captured:
-        study = dataclasses.replace(study, graphs=None)
+        study = dataclasses.replace(study, executor=fs.Vectorised(compiled=False))
     lanes, events = begin(study), []
     for round in range(3):
         lanes, new = play(study, lanes, round)
@@ -271,11 +274,11 @@ def test_when_a_gpu_runs_out_of_memory_smaller_parts_are_computed(captured):
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert [event.what for event in events] == ["memory"]
-    assert 1 <= study.ask._at_once <= 6
-    assert study.ask.memory < 6 << 30
+    assert 1 <= study.executor._at_once <= 6
+    assert study.executor.memory < 6 << 30
     assert_same(lanes, expected, 1e-6)
     if captured:
-        assert study.graphs._recordings
+        assert study.executor.recorder(study)._recordings
 
 
 def test_memory_that_runs_out_in_a_recording_is_no_end(monkeypatch):
@@ -295,7 +298,7 @@ def test_memory_that_runs_out_in_a_recording_is_no_end(monkeypatch):
         return play
 
     monkeypatch.setattr(graphs, "recorded", cramped)
-    _, lanes = run(problem, ALGORITHMS["codasca"], device="cuda", ask=ask)
+    _, lanes = run(problem, ALGORITHMS["codasca"], device="cuda", executor=ask)
     assert ask._at_once <= 3
     assert_same(lanes, expected, 1e-10)
 
@@ -323,7 +326,7 @@ def test_a_ray_workers_gpu_gives_the_same_answers():
         calls, extent = calls_of(study, lanes.completed, 0, 0, clients)
         kept = kept_by(lanes.memory, calls)
         visits = visits_of(study, send(study, lanes.server, 0), calls, kept)
-        expected = study.ask(study.task(0), extent, visits)
+        expected = study.executor.answers(study.task(0), extent, visits)
         job = Job(study.algorithm, 0, 2, extent)
         answers, news = worker.ask(job, _arrays(visits.by_lane), _arrays(visits.rest))
         assert news is None
@@ -410,19 +413,20 @@ GUARDED = {
 @pytest.mark.parametrize("name", ["cdma-ada", "codasca", "parallel-sgda"])
 def test_merges_faults_and_checks_can_be_recorded(name, guard):
     problem, algorithm, settings = quadratic(), ALGORITHMS[name], GUARDED[guard]
-    _, expected = run(problem, algorithm, ask=fs.Loop(), **settings)
+    _, expected = run(problem, algorithm, executor=fs.Loop(), **settings)
     for more in ({"captured": False}, {}):
         study, lanes = run(problem, algorithm, device="cuda", **settings, **more)
         assert_same(lanes, expected, 1e-10)
         assert lanes.strikes == expected.strikes
-    assert study.graphs._recordings
+    assert study.executor.recorder(study)._recordings
 
 
 def test_a_walk_of_any_length_has_few_recordings():
     problem, rule = quadratic(), ALGORITHMS["catalyst-scaffold-s"]
     study, lanes = run(problem, rule, rounds=20, device="cuda")
-    assert sum(isinstance(one, graphs.Walk) for one in study.graphs._recordings.values()) <= 4
-    assert_same(lanes, run(problem, rule, rounds=20, ask=fs.Loop())[1], 1e-9)
+    recordings = study.executor.recorder(study)._recordings.values()
+    assert sum(isinstance(one, graphs.Walk) for one in recordings) <= 4
+    assert_same(lanes, run(problem, rule, rounds=20, executor=fs.Loop())[1], 1e-9)
 
 
 def test_what_a_study_held_on_a_gpu_is_given_back():
@@ -451,7 +455,7 @@ def test_an_evaluation_that_runs_out_of_memory_looks_at_fewer_rows(monkeypatch):
 
     monkeypatch.setattr(fs.AUC, "scores", cramped)
     monkeypatch.setattr(federated, "CHUNK", {"cpu": 1000, "cuda": 1000})
-    study.graphs.forget()
+    study.executor.release(study)
     with pytest.warns(fs.Notice, match="at most 125 rows"):
         found = metrics_at(study, lanes, [0, 1])
     for lane, metrics in expected.items():

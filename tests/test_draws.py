@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 from fedsaddle import BadInput, Everybody, Loop, Pair, Paper, Quorum, Vectorised, draws, make_study, simulate
 from fedsaddle.algorithms.cdma import Point
 from fedsaddle.core import Count, Parameters, Phase, Reply, StepSize
+from fedsaddle.engine.phase import exchange
+from fedsaddle.engine.study import Executor
 from fedsaddle.problem import Federation
 
 FULL = 2**64
@@ -462,21 +464,24 @@ class Sign:
     def phases(self):
         return (
             Phase("walk", self.send, self.walk, self.ignore, lambda chance: 1 + int(6 * chance), batches=2),
-            Phase("both", self.send, self.gather_and_walk, self.ignore, lambda chance: self.K),
+            Phase("both", self.send, self.gather_and_walk, self.ignore, self.K),
         )
 
 
-class Recorder:
-    """A way to ask that remembers who answered what."""
+class Recorder(Executor):
+    """An executor that remembers who answered what."""
 
     def __init__(self, ask):
         self.ask, self.seen = ask, {}
 
-    def __call__(self, task, extent, visits):
-        answers = self.ask(task, extent, visits)
+    def run(self, study, number, extent, inputs):
+        return exchange(study, number, extent, inputs, self.answers)
+
+    def answers(self, task, extent, visits):
+        answers = self.ask.answers(task, extent, visits)
         given = visits.given(task.federation)
         seeds, rounds = given["down"]["z"].x[:, 0].tolist(), given["t"].tolist()
-        signatures = torch.cat(answers["up"]["signature"], dim=1).tolist()
+        signatures = torch.cat(answers.up["signature"], dim=1).tolist()
         for seed, t, offset, signature in zip(
             seeds, rounds, given["offset"].tolist(), signatures, strict=True
         ):
@@ -501,7 +506,7 @@ def record(ask, invite, seeds, fleet=None, settings=1, batch=4):
         quorum=Quorum(invite=invite),
         fleet=fleet or Everybody(),
         batch=batch,
-        ask=recorder,
+        executor=recorder,
     )
     return recorder.seen
 

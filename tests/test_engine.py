@@ -11,13 +11,16 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 import fedsaddle as fs
 from fedsaddle import draws
 from fedsaddle.core import Pair, Parameters, Phase, Reply
-from fedsaddle.engine.rounds import begin, calls_of, gather, play, points, send, visits_of
-from fedsaddle.engine.vectorised import peak_bytes
+from fedsaddle.engine.executors.vectorised import peak_bytes
+from fedsaddle.engine.gather import gather
+from fedsaddle.engine.phase import calls_of, send, visits_of
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import Lost, begin, points
 from fedsaddle.engine.visits import answer
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Federation
@@ -50,15 +53,15 @@ def assert_same(one, other, tolerance=1e-10):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_vectorised_equals_loop(name, fleet, tmp_path):
     fleet = fleets(tmp_path)[fleet]
-    loop = run(ALGORITHMS[name], fleet=fleet, ask=fs.Loop())
+    loop = run(ALGORITHMS[name], fleet=fleet, executor=fs.Loop())
     assert max(loop.completed) > 0
-    assert_same(run(ALGORITHMS[name], fleet=fleet, ask=fs.Vectorised()), loop)
+    assert_same(run(ALGORITHMS[name], fleet=fleet, executor=fs.Vectorised()), loop)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_chunk_size_does_not_matter(name):
-    whole = run(ALGORITHMS[name], ask=fs.Vectorised())
-    assert_same(run(ALGORITHMS[name], ask=fs.Vectorised(memory=1)), whole)
+    whole = run(ALGORITHMS[name], executor=fs.Vectorised())
+    assert_same(run(ALGORITHMS[name], executor=fs.Vectorised(memory=1)), whole)
 
 
 @pytest.mark.parametrize("fleet", ["paper", "everybody", "dropout", "latency", "trace"])
@@ -164,10 +167,10 @@ def test_memory_is_bounded(algorithm, phase):
     study = fs.make_study(problem, algorithm, seeds=range(8), batch=20)
 
     def peak(ask) -> int:
-        one = dataclasses.replace(study, ask=ask)
+        one = dataclasses.replace(study, executor=ask)
         lanes = begin(one)
-        one.ask(*first_visits(one, lanes, phase))  # the first call measures
-        return peak_bytes(lambda: one.ask(*first_visits(one, lanes, phase)))
+        ask.answers(*first_visits(one, lanes, phase))  # the first call measures
+        return peak_bytes(lambda: ask.answers(*first_visits(one, lanes, phase)))
 
     limit = 40 << 20  # a visit of the second needs 14
     free, bounded = peak(fs.Vectorised()), peak(fs.Vectorised(memory=limit))
@@ -190,7 +193,7 @@ def test_a_message_is_repeated_only_for_the_visits_that_are_computed():
     message = lanes.server.z.x[0].nbytes
     assert peak_bytes(lambda: first_visits(study, lanes)) < 4 * message  # and there are 24 visits
     task, extent, visits = first_visits(study, lanes)
-    assert study.ask._need(task, extent, lambda: visits) > 2 * message  # what comes and what goes
+    assert study.executor._need(task, extent, lambda: visits) > 2 * message  # what comes and what goes
 
 
 def first_visits(study, lanes, phase=0):
@@ -218,7 +221,7 @@ def test_noise_is_shared_by_gradients_on_the_same_minibatch():
             return super().update(client, z)
 
     problem = fs.ToyWGAN(clients=6)
-    run(Twice(0.01, 0.01, K=2), problem=problem, quorum=fs.Quorum(invite=2), ask=fs.Loop(), rounds=1)
+    run(Twice(0.01, 0.01, K=2), problem=problem, quorum=fs.Quorum(invite=2), executor=fs.Loop(), rounds=1)
     assert seen
     for first, second, fresh in seen:
         torch.testing.assert_close(first, second, rtol=0.0, atol=0.0)
@@ -229,10 +232,10 @@ def test_answer_is_what_a_client_would_compute_from_its_own_rows():
     """The padded, masked full gradient of the shortest client equals its loss differentiated by hand."""
     problem = quadratic()
     study = fs.make_study(
-        problem, fs.ParallelSGDA(0.1, 0.1), ask=fs.Vectorised(), quorum=fs.Quorum(invite=12)
+        problem, fs.ParallelSGDA(0.1, 0.1), executor=fs.Vectorised(), quorum=fs.Quorum(invite=12)
     )
     lanes = begin(study)
-    up = study.ask(*first_visits(study, lanes))["up"]["g"]
+    up = study.executor.answers(*first_visits(study, lanes)).up["g"]
     (z,) = points(lanes.server)
     data = problem.federation
     for client in range(12):
@@ -252,8 +255,8 @@ def test_the_loop_gives_every_client_memory_that_begins_alike(monkeypatch):
         starts.append({leaf.data_ptr() % 64 for leaf in tree_leaves(given) if leaf.numel()})
         return answer(task, extent, rows, given)
 
-    monkeypatch.setattr("fedsaddle.engine.loop.answer", watched)
-    run(ALGORITHMS["codasca"], problem=quadratic(dim_x=5), ask=fs.Loop(), rounds=2)
+    monkeypatch.setattr("fedsaddle.engine.executors.loop.answer", watched)
+    run(ALGORITHMS["codasca"], problem=quadratic(dim_x=5), executor=fs.Loop(), rounds=2)
     assert len(starts) > 4
     assert all(own == {0} for own in starts)
 
@@ -263,12 +266,13 @@ def test_the_loop_gives_every_client_memory_that_begins_alike(monkeypatch):
 )
 def test_a_client_among_others_answers_to_the_bit_what_it_answers_alone(problem):
     """In float32, where the parameters of a network begin at any multiple of four bytes."""
-    study = fs.make_study(problem, ALGORITHMS["cdma-nc"], quorum=fs.Quorum(invite=6), batch=2, ask=fs.Loop())
+    loop, quorum = fs.Loop(), fs.Quorum(invite=6)
+    study = fs.make_study(problem, ALGORITHMS["cdma-nc"], quorum=quorum, batch=2, executor=loop)
     task, extent, visits = first_visits(study, begin(study))
-    together = study.ask(task, extent, visits)["up"]["z"]
+    together = loop.answers(task, extent, visits).up["z"]
     assert together.x.dtype == torch.float32
     for number in range(len(visits)):
-        alone = study.ask(task, extent, visits.part(number, number + 1))["up"]["z"]
+        alone = loop.answers(task, extent, visits.part(number, number + 1)).up["z"]
         assert torch.equal(alone.x[0], together.x[number])
         assert torch.equal(alone.y[0], together.y[number])
 
@@ -281,7 +285,7 @@ def test_the_need_of_one_algorithm_is_not_taken_for_anothers(tmp_path):
         seeds="0-7",
         settings=["problem.samples=3000", "problem.clients=16", "memory_gb=0.002"],
     )
-    asks = [study.ask for study in plan.studies.values()]
+    asks = [study.executor for study in plan.studies.values()]
     assert asks[0] is not asks[1]
     assert {ask.memory for ask in asks} == {int(0.002 * 2**30)}
 
@@ -292,7 +296,7 @@ def test_longer_walks_are_given_more_memory():
     for K in (2, 2000):
         study = fs.make_study(problem, fs.CDMANC(0.01, 0.01, K=K), batch=10)
         task, extent, visits = first_visits(study, begin(study))
-        needs.append(study.ask._need(task, extent, lambda visits=visits: visits))
+        needs.append(study.executor._need(task, extent, lambda visits=visits: visits))
     assert needs[1] - needs[0] > 8 * 1998 * 10
 
 
@@ -310,7 +314,7 @@ def test_the_noise_of_a_full_gradient_is_its_own():
         problem=Listening(clients=6),
         quorum=fs.Quorum(invite=6),
         fleet=fs.Everybody(),
-        ask=fs.Loop(),
+        executor=fs.Loop(),
         rounds=1,
         seeds=(0,),
     )
@@ -391,7 +395,7 @@ def test_when_memory_runs_out_smaller_parts_are_computed_and_it_is_said_once():
     ask = Cramped()
     settings = {"rounds": 4, "quorum": QUORUM, "batch": 2, "seeds": (0, 1), "evaluate_every": 2}
     whole = fs.simulate(quadratic(), ALGORITHMS["codasca"], **settings)
-    cramped = fs.simulate(quadratic(), ALGORITHMS["codasca"], **settings, ask=ask)
+    cramped = fs.simulate(quadratic(), ALGORITHMS["codasca"], **settings, executor=ask)
     assert max(ask.sizes) > 3
     tried = [size for size in ask.sizes if size > 3]
     assert len(tried) == 1 or sorted(tried, reverse=True) == tried  # each half of the one before
@@ -409,7 +413,7 @@ def test_a_visit_that_does_not_fit_alone_is_refused():
     ask = Cramped()
     ask.most = 0
     with pytest.raises(fs.BadInput, match="a single visit at a time: lower batch, K"):
-        run(ALGORITHMS["cdma-one"], ask=ask)
+        run(ALGORITHMS["cdma-one"], executor=ask)
 
 
 def test_another_failure_is_not_taken_for_a_lack_of_memory():
@@ -418,7 +422,7 @@ def test_another_failure_is_not_taken_for_a_lack_of_memory():
             raise RuntimeError("shapes do not fit")
 
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        run(ALGORITHMS["cdma-one"], ask=Broken())
+        run(ALGORITHMS["cdma-one"], executor=Broken())
 
 
 def one_in_three(key):
@@ -428,12 +432,9 @@ def one_in_three(key):
 class Forgetful(fs.Vectorised):
     """Loses one answer in three."""
 
-    def __call__(self, task, extent, visits):
+    def answers(self, task, extent, visits):
         heard = ~one_in_three(visits.key)
-        if heard.all():
-            return super().__call__(task, extent, visits)
-        answers = super().__call__(task, extent, visits) if heard.any() else {}
-        return {"heard": heard, **tree_map(lambda rows: rows[heard], answers)}
+        return super().answers(task, extent, visits) if heard.all() else Lost(heard)
 
 
 class Silent(fs.Everybody):
@@ -449,7 +450,7 @@ class Silent(fs.Everybody):
 def test_an_answer_that_is_lost_is_one_that_never_came(name, minimum):
     settings = {"quorum": fs.Quorum(invite=6, minimum=minimum), "seeds": (0, 1, 2), "rounds": 12}
     expected = run(ALGORITHMS[name], fleet=Silent(), **settings)
-    lossy = run(ALGORITHMS[name], fleet=fs.Everybody(), ask=Forgetful(), **settings)
+    lossy = run(ALGORITHMS[name], fleet=fs.Everybody(), executor=Forgetful(), **settings)
     assert sum(expected.completed) < 36 or minimum == 1
     assert_same(lossy, expected, tolerance=1e-12)
     assert lossy.alive == expected.alive == [True] * 3
@@ -458,7 +459,7 @@ def test_an_answer_that_is_lost_is_one_that_never_came(name, minimum):
 def test_every_loss_is_an_event_of_its_lane():
     quorum = fs.Quorum(invite=6, minimum=4)
     settings = {"rounds": 12, "seeds": (0, 1), "quorum": quorum, "fleet": fs.Everybody(), "batch": 2}
-    outcome = fs.simulate(quadratic(), ALGORITHMS["cdma-one"], **settings, ask=Forgetful())
+    outcome = fs.simulate(quadratic(), ALGORITHMS["cdma-one"], **settings, executor=Forgetful())
     lost = [event for event in outcome.events if event.what == "lost"]
     abandoned = [event for event in outcome.events if event.what == "abandoned"]
     told = {(event.lane, event.round, event.detail) for event in lost}
@@ -480,13 +481,13 @@ def test_a_lane_that_loses_too_many_answers_does_not_diverge_by_the_others():
             return tuple(reversed(super().phases()))
 
     class Second(fs.Vectorised):
-        def __call__(self, task, extent, visits):
+        def answers(self, task, extent, visits):
             if task.phase == 1:
-                return {"heard": torch.zeros(len(visits), dtype=torch.bool)}
-            return super().__call__(task, extent, visits)
+                return Lost(torch.zeros(len(visits), dtype=torch.bool))
+            return super().answers(task, extent, visits)
 
     everyone = {"quorum": fs.Quorum(invite=12), "fleet": fs.Everybody()}
-    lanes = run(Fragile(0.1), rounds=1, ask=Second(), **everyone)
+    lanes = run(Fragile(0.1), rounds=1, executor=Second(), **everyone)
     assert lanes.alive == [True, True]
     assert lanes.completed == [0, 0]
     assert torch.isfinite(lanes.server.z.x).all()
@@ -543,8 +544,8 @@ def test_what_is_given_may_not_be_changed_in_place(ask, who, what):
     problem = Rescaling(clients=12, dim_x=3, dim_y=4) if what == 4 else quadratic()
     rule = Overwriting(0.05, 0.08, K=3, what=what)
     with pytest.raises(fs.BadInput, match=f"{who}.* changes in place what it is given"):
-        fs.simulate(problem, rule, rounds=3, ask=ask())
-    fs.simulate(quadratic(), dataclasses.replace(rule, what=5), rounds=3, ask=ask())
+        fs.simulate(problem, rule, rounds=3, executor=ask())
+    fs.simulate(quadratic(), dataclasses.replace(rule, what=5), rounds=3, executor=ask())
 
 
 class Counted(NamedTuple):
@@ -575,8 +576,8 @@ class InTheMiddle(fs.CDMANC):
 
 
 def test_walks_of_any_random_lengths():
-    def end(rule, ask=None):
-        return fs.simulate(quadratic(), rule, rounds=12, ask=ask).z[0].x
+    def end(rule, executor=None):
+        return fs.simulate(quadratic(), rule, rounds=12, executor=executor).z[0].x
 
     found = end(InTheMiddle(0.05, 0.08))
     torch.testing.assert_close(found, end(InTheMiddle(0.05, 0.08), fs.Loop()))
@@ -592,7 +593,7 @@ class Hesitant(fs.Quadratic):
 
 def test_looking_at_values_takes_a_loop():
     problem = Hesitant(clients=12, dim_x=3, dim_y=4)
-    fs.simulate(problem, ALGORITHMS["cdma-ada"], rounds=2, ask=fs.Loop())
+    fs.simulate(problem, ALGORITHMS["cdma-ada"], rounds=2, executor=fs.Loop())
     with pytest.raises(fs.BadInput, match=r"Hesitant with CDMAADA .* looks at values .*--engine loop"):
         fs.simulate(problem, ALGORITHMS["cdma-ada"], rounds=2)
 
@@ -665,7 +666,7 @@ class Lucky(fs.Quadratic):
 def test_random_numbers_come_from_the_key(by, ask):
     problem = Lucky(clients=12, dim_x=3, dim_y=4, by=by)
     with pytest.raises(fs.BadInput, match=rf"Lucky with CDMAADA draws random numbers by {by}, .*xi\.key"):
-        fs.simulate(problem, ALGORITHMS["cdma-ada"], rounds=1, ask=ask())
+        fs.simulate(problem, ALGORITHMS["cdma-ada"], rounds=1, executor=ask())
 
 
 @pytest.mark.parametrize(
@@ -710,7 +711,7 @@ def test_making_a_network_leaves_the_generator_as_it_was():
         ({"algorithm": "cdma-ada"}, r"algorithm must be such as CDMAONE\(.*got 'cdma-ada'"),
         ({"problem": fs.AUC}, r"problem must be made first, AUC\(\); got the class"),
         ({"merge": fs.Median()}, r"merge must be such as Merge\(Median\(\)"),
-        ({"ask": fs.Loop}, r"ask must be made first, Loop\(\)"),
+        ({"executor": fs.Loop}, r"executor must be made first, Loop\(\)"),
         ({"faults": 0.1}, r"faults must be such as Faults\("),
         ({"checks": 3}, r"checks must be such as Checks\("),
         ({"weights": "size"}, "weights must be one number for each of the 12 clients, got 'size'"),

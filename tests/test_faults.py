@@ -16,7 +16,8 @@ from fedsaddle import runs
 from fedsaddle.checks import NOT_FINITE, REASONS, TOO_LARGE, Checks, judge, refuse
 from fedsaddle.core import Pair
 from fedsaddle.engine.course import traffic
-from fedsaddle.engine.rounds import Posted, begin, play
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import Posted, begin
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import Verdict, invite
 from fedsaddle.history import Rules, Told, line, read
@@ -271,7 +272,7 @@ def plans(draw):
         merge=merge,
         weights=weights,
         cohorts=draw(st.sampled_from(["another", "same"])),
-        ask=ASKS[name],
+        executor=ASKS[name],
     )
 
 

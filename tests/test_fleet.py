@@ -34,7 +34,8 @@ from fedsaddle import (
     simulate,
 )
 from fedsaddle.core import Pair, Parameters, Phase, Reply, StepSize
-from fedsaddle.engine.rounds import Posted, begin, play
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import Posted, begin
 from fedsaddle.fleet import NEVER, Verdict, invite, read_trace
 from fedsaddle.problem import Federation
 
@@ -851,7 +852,7 @@ class TwoPhases:
     def phases(self):
         return (
             Phase("look", self.send, self.look, self.note),
-            Phase("move", self.send, self.move, self.average, steps=lambda chance: 2),
+            Phase("move", self.send, self.move, self.average, steps=2),
         )
 
 

@@ -18,7 +18,8 @@ from fedsaddle import draws, judges, networks, scores
 from fedsaddle.core import Pair
 from fedsaddle.data import celeba, sources
 from fedsaddle.data.datasets import scaled
-from fedsaddle.engine.rounds import begin, play
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import begin
 from fedsaddle.engine.visits import field_of
 from fedsaddle.networks import BatchNorm, Network
 from fedsaddle.pictures import grid, over_rounds
@@ -141,7 +142,7 @@ def test_vectorised_equals_loop(objective):
     problem = fs.GAN(objective=objective, partition="dirichlet", clients=20)
     ends = []
     for ask in (fs.Vectorised(), fs.Loop()):
-        study = fs.make_study(problem, fs.CDMAADA(0.05, 0.05, K=2), seeds=(0, 1), ask=ask, batch=4)
+        study = fs.make_study(problem, fs.CDMAADA(0.05, 0.05, K=2), seeds=(0, 1), executor=ask, batch=4)
         lanes = begin(study)
         lanes, _ = play(study, lanes, 0)
         ends.append(lanes.server.z)

@@ -28,7 +28,7 @@ from fedsaddle.data import celeba
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
 from fedsaddle.data.sources import CATALOGUE
 from fedsaddle.engine.course import course
-from fedsaddle.engine.rounds import Study
+from fedsaddle.engine.study import Study
 from fedsaddle.spec import load
 
 GOLDEN = Path(__file__).with_name("golden.json")

@@ -12,7 +12,9 @@ from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 import fedsaddle as fs
 from fedsaddle.core import Count, Pair, Parameters, Phase, Reply, StepSize, step, zeros_like
 from fedsaddle.engine import course, cuts, graphs, recording, tapes
-from fedsaddle.engine.rounds import begin, play, points
+from fedsaddle.engine.executors import vectorised
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import PhaseInputs, PhaseResult, begin, points
 from fedsaddle.problem import Measured
 from zoo import ALGORITHMS, quadratic
 
@@ -37,16 +39,22 @@ class Again:
 class Pretended(graphs.Graphs):
     """The recordings of a GPU on a CPU."""
 
-    def fresh(self):
-        return Pretended(self._limit)
-
     def _capture(self, work):
         found = work()
-        if isinstance(found, dict):  # a whole phase
-            again = Again(lambda: tree_leaves(work()))
-            return again, tree_unflatten(again.outputs, tree_structure(found))
-        again = Again(work)
-        return again, again.outputs
+        if found is None:
+            return Again(work), None
+        again = Again(lambda: tree_leaves(work()))
+        return again, tree_unflatten(again.outputs, tree_structure(found))
+
+
+class OnGPU(fs.Vectorised):
+    """What a GPU does, on a CPU."""
+
+    def run(self, study, number, extent, inputs):
+        return self._captured(study, number, extent, inputs, self.recorder(study))
+
+    def _new_recorder(self, device):
+        return Pretended()
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +76,7 @@ def end(rule, rounds=5, recorded=True, **settings):
         batch=2,
         **settings,
     )
-    study = dataclasses.replace(study, graphs=Pretended() if recorded else None)
+    study = dataclasses.replace(study, executor=OnGPU()) if recorded else study
     lanes = begin(study)
     for round in range(rounds):
         lanes, _ = play(study, lanes, round)
@@ -85,8 +93,9 @@ def assert_same(one, other, tolerance=1e-10):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_replayed_equals_loop(name):
     study, lanes = end(ALGORITHMS[name])
-    assert_same(lanes, end(ALGORITHMS[name], recorded=False, ask=fs.Loop())[1])
-    walks = [one for one in study.graphs._recordings.values() if isinstance(one, graphs.Walk)]
+    assert_same(lanes, end(ALGORITHMS[name], recorded=False, executor=fs.Loop())[1])
+    recordings = study.executor.recorder(study)._recordings.values()
+    walks = [one for one in recordings if isinstance(one, graphs.Walk)]
     assert bool(walks) == (name != "parallel-sgda")
 
 
@@ -110,7 +119,8 @@ class Base:
     def phases(self):
         return (Phase("update", self.send, self.update, self.average, steps=self.steps),)
 
-    def steps(self, chance):
+    @property
+    def steps(self):
         return self.K
 
 
@@ -180,10 +190,10 @@ ODD = [dataclasses.dataclass(frozen=True)(rule) for rule in (Summed, Counted, Li
 def test_what_a_step_leaves_beside_its_walk_is_not_lost(rule, gpu, monkeypatch):
     """Such a phase is recorded as a whole."""
     monkeypatch.setattr(tapes, "PATIENCE", 0)
-    expected = end(rule(), recorded=False, ask=fs.Loop())[1]
+    expected = end(rule(), recorded=False, executor=fs.Loop())[1]
     if gpu:
         study, lanes = end(rule())
-        kinds = {type(one) for one in study.graphs._recordings.values()}
+        kinds = {type(one) for one in study.executor.recorder(study)._recordings.values()}
         assert kinds == {graphs.Whole}
     else:
         study = fs.make_study(
@@ -192,7 +202,7 @@ def test_what_a_step_leaves_beside_its_walk_is_not_lost(rule, gpu, monkeypatch):
         lanes = begin(study)
         for round in range(5):
             lanes, _ = play(study, lanes, round)
-        assert {type(one).__name__ for one in study.graphs._tapes.values()} <= {"Tape"}
+        assert {type(one).__name__ for one in study.executor.recorder(study)._tapes.values()} <= {"Tape"}
     assert_same(lanes, expected)
 
 
@@ -205,8 +215,9 @@ def some_rounds(study):
 
 @dataclasses.dataclass(frozen=True)
 class Sometimes(Counted):
-    def steps(self, chance):
-        return 1 if chance < 0.7 else 4
+    @property
+    def steps(self):
+        return lambda chance: 1 if chance < 0.7 else 4
 
 
 @pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "cpu"])
@@ -215,10 +226,11 @@ def test_a_walk_of_one_step_proves_nothing(gpu, monkeypatch):
     rule = Sometimes()
     for seed in range(3):
         study = fs.make_study(quadratic(), rule, seeds=(seed,), quorum=fs.Quorum(invite=6), batch=2)
-        study = dataclasses.replace(study, graphs=Pretended()) if gpu else study
+        study = dataclasses.replace(study, executor=OnGPU()) if gpu else study
         with pytest.warns(fs.Notice, match="beside the walk|other values"):
             lanes = some_rounds(study)
-        assert_same(lanes, some_rounds(dataclasses.replace(study, graphs=None)))
+        plain = dataclasses.replace(study, executor=fs.Vectorised(compiled=False))
+        assert_same(lanes, some_rounds(plain))
 
 
 def test_what_is_given_back_for_want_of_memory_is_not_given_back_again(monkeypatch):
@@ -233,14 +245,13 @@ def test_what_is_given_back_for_want_of_memory_is_not_given_back_again(monkeypat
 
 
 def test_near_looks_at_every_lane():
-    start = {"server": torch.zeros(3, 2)}
-    there = {"server": torch.ones(3, 2)}
-    assert graphs.near({"server": torch.ones(3, 2) * 1.01}, there, start)
-    assert not graphs.near({"server": torch.ones(3, 2) * 1.5}, there, start)
-    assert not graphs.near({"server": torch.full((3, 2), torch.nan)}, there, start)
+    start, there = PhaseInputs(torch.zeros(3, 2), None), PhaseResult(torch.ones(3, 2))
+    assert graphs.near(PhaseResult(torch.ones(3, 2) * 1.01), there, start)
+    assert not graphs.near(PhaseResult(torch.ones(3, 2) * 1.5), there, start)
+    assert not graphs.near(PhaseResult(torch.full((3, 2), torch.nan)), there, start)
     one_off = torch.ones(3, 2)
     one_off[0] = torch.inf
-    assert graphs.near({"server": one_off}, there, start)  # rounding may drive one lane apart
+    assert graphs.near(PhaseResult(one_off), there, start)  # rounding may drive one lane apart
 
 
 # --- evaluations ----------------------------------------------------------------------------------------
@@ -269,21 +280,21 @@ class Judged(Measured):
 
 @pytest.mark.parametrize("together", [1, 2, 8])
 def test_lanes_are_judged_together(together, monkeypatch):
-    monkeypatch.setattr(course, "TOGETHER", together)
+    monkeypatch.setattr(vectorised, "TOGETHER", together)
     study = fs.make_study(Judged(), fs.CDMANC(0.1, 0.1), seeds=range(5), quorum=fs.Quorum(invite=4))
-    study = dataclasses.replace(study, graphs=Pretended())
+    study = dataclasses.replace(study, executor=OnGPU())
     lanes = begin(study)
     for some in ([0, 1, 2, 3, 4], [4, 1, 2], [3]):
         found = course.metrics_at(study, lanes, some)
         assert list(found) == some
         for lane, metrics in found.items():
             assert metrics == pytest.approx(study.problem.evaluate(points(lanes.server)[lane]))
-    assert list(study.graphs._recordings) == ["metrics"]
+    assert list(study.executor.recorder(study)._recordings) == ["metrics"]
 
 
 def test_what_cannot_be_mapped_is_judged_lane_by_lane_and_said():
     study = fs.make_study(Judged(looks=True), fs.CDMANC(0.1, 0.1), seeds=range(3), quorum=fs.Quorum(invite=4))
-    study = dataclasses.replace(study, graphs=Pretended())
+    study = dataclasses.replace(study, executor=OnGPU())
     lanes = begin(study)
     with (
         pytest.warns(fs.Notice, match="the evaluation of Judged goes lane by lane, which is slower: vmap"),

@@ -8,7 +8,8 @@ import torch
 import fedsaddle as fs
 from fedsaddle.algorithms import ALGORITHMS as NAMES
 from fedsaddle.core import Pair, pull, step, travelled
-from fedsaddle.engine.rounds import begin, play
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import begin
 from zoo import ALGORITHMS, quadratic
 
 

@@ -11,7 +11,9 @@ import fedsaddle as fs
 from fedsaddle.checks import bounds
 from fedsaddle.core import Pair
 from fedsaddle.engine.course import course
-from fedsaddle.engine.rounds import begin, calls_of, merge, play, points
+from fedsaddle.engine.phase import calls_of, merge
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import begin, points
 from fedsaddle.merges import MERGES, Mean, Median, Merge, TrimmedMean, clipped, merged
 from fedsaddle.simulate import make_study
 from fedsaddle.spec import load
@@ -103,7 +105,7 @@ def test_every_algorithm_can_be_merged_by_every_rule(name):
     ):
         found = []
         for ask in (fs.Vectorised(), fs.Loop()):
-            study = make_study(quadratic(), ALGORITHMS[name], seeds=range(2), merge=how, ask=ask)
+            study = make_study(quadratic(), ALGORITHMS[name], seeds=range(2), merge=how, executor=ask)
             lanes = begin(study)
             for round in range(2):
                 lanes, events = play(study, lanes, round)

@@ -13,7 +13,8 @@ import pytest
 
 import fedsaddle as fs
 from fedsaddle.algorithms import ALGORITHMS, Entry
-from fedsaddle.engine.rounds import begin, play
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import begin
 from fedsaddle.problems import AUC
 from fedsaddle.spec import Experiment, load
 from zoo import quadratic
@@ -179,7 +180,7 @@ def test_the_worked_example_is_short(momentum):
 
 def test_the_worked_example_runs_every_way(momentum):
     def end(algorithm, ask):
-        study = fs.make_study(quadratic(), algorithm, seeds=(0, 1), ask=ask, batch=2)
+        study = fs.make_study(quadratic(), algorithm, seeds=(0, 1), executor=ask, batch=2)
         lanes = begin(study)
         for round in range(3):
             lanes, _ = play(study, lanes, round)
@@ -230,7 +231,7 @@ def test_nobody_is_told_to_install_what_no_index_has():
 def test_the_installed_advice_is_the_extras():
     """A person without Flower or Ray is told the versions that the project declares."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for extra, path in (("flower", "flower/__init__.py"), ("ray", "engine/ray.py")):
+    for extra, path in (("flower", "flower/__init__.py"), ("ray", "engine/executors/ray.py")):
         (needed,) = extras[extra]
         assert f"pip install '{needed}'" in (SOURCE / path).read_text()
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 import fedsaddle as fs
 from fedsaddle.core import Pair, Parameters, Reply, step, zeros_like
-from fedsaddle.engine.rounds import begin, play, points
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import begin, points
 from fedsaddle.problem import Batch, Constrained, Federation
 from fedsaddle.projections import ball, box, simplex
 from zoo import ALGORITHMS
@@ -164,7 +165,7 @@ def test_without_the_projection_y_leaves_the_set(algorithm):
 def test_vectorised_equals_loop_where_points_are_projected(algorithm, name):
     fleet = {"quorum": fs.Quorum(invite=4), "fleet": fs.Paper()}
     fast, slow = (
-        play_on(Tethered(name), ALGORITHMS[algorithm], 4, ask=ask, seeds=(0, 1), **fleet)
+        play_on(Tethered(name), ALGORITHMS[algorithm], 4, executor=ask, seeds=(0, 1), **fleet)
         for ask in (fs.Vectorised(), fs.Loop())
     )
     torch.testing.assert_close(fast.server, slow.server, rtol=1e-12, atol=1e-12)
@@ -202,7 +203,7 @@ def test_every_local_step_and_the_look_ahead_are_projected():
             return super().loss(z, xi)
 
     wild = fs.ExtraStep(eta_l=2.0, K=4)
-    play_on(Listening("ball"), wild, rounds=2, ask=fs.Loop())
+    play_on(Listening("ball"), wild, rounds=2, executor=fs.Loop())
     assert len(asked) > 50
     assert all(bool((norm <= 0.8 + 1e-12).all()) for norm in asked)
 

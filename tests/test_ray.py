@@ -16,8 +16,10 @@ import torch
 
 import fedsaddle as fs
 from fedsaddle.core import Pair
-from fedsaddle.engine.ray import Job, Worker, _arrays, _check_reachable, _kill, _replayed
-from fedsaddle.engine.rounds import begin, calls_of, play, points, send, visits_of
+from fedsaddle.engine.executors.ray import Job, Worker, _arrays, _check_reachable, _kill, _replayed
+from fedsaddle.engine.phase import calls_of, send, visits_of
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import begin, points
 from fedsaddle.problem import Federation
 from fedsaddle.spec import load
 from test_runs import fedsaddle
@@ -51,7 +53,7 @@ def ray_of_two():
 
 def run(ask, algorithm, rounds=3, problem=None, **settings):
     settings = {"quorum": QUORUM, "fleet": fs.Latency(dropout=0.2), "batch": 2, "seeds": (0, 1)} | settings
-    study = fs.make_study(problem or quadratic(), algorithm, ask=ask, **settings)
+    study = fs.make_study(problem or quadratic(), algorithm, executor=ask, **settings)
     lanes, events = begin(study), []
     for round in range(rounds):
         lanes, new = play(study, lanes, round)
@@ -86,7 +88,7 @@ def test_the_problem_travels_once(ray_of_two, problem):
 
 def test_an_actor_that_is_killed_costs_its_visits_and_not_the_run(ray_of_two, problem):
     settings = {"fleet": fs.Everybody(), "quorum": fs.Quorum(invite=6, minimum=2), "batch": 2}
-    study = fs.make_study(problem, ALGORITHMS["codasca"], ask=ray_of_two, seeds=(0, 1, 2), **settings)
+    study = fs.make_study(problem, ALGORITHMS["codasca"], executor=ray_of_two, seeds=(0, 1, 2), **settings)
     lanes, events = begin(study), []
     for round in range(6):
         if round == 2:
@@ -165,7 +167,7 @@ def test_a_mistake_in_the_work_is_no_death(ray_of_two):
 
 
 def test_workers_that_always_die_end_the_run(ray_of_two, monkeypatch):
-    monkeypatch.setattr("fedsaddle.engine.ray.DEATHS", 0)
+    monkeypatch.setattr("fedsaddle.engine.executors.ray.DEATHS", 0)
 
     @dataclasses.dataclass(frozen=True)
     class Deadly(Wrong):
@@ -281,7 +283,7 @@ def test_a_worker_answers_and_tells_when_its_memory_runs_out(monkeypatch):
     calls, extent = calls_of(study, lanes.completed, 0, 0, [[0, 3, 5], [1, 2]])
     kept = Pair(lanes.memory.x[calls.lane, calls.client], lanes.memory.y[calls.lane, calls.client])
     visits = visits_of(study, send(study, lanes.server, 0), calls, kept)
-    expected = study.ask(study.task(0), extent, visits)
+    expected = study.executor.answers(study.task(0), extent, visits)
 
     def cramped(self, task, extent, visits, stage=None):
         if len(visits) > 2:
@@ -296,9 +298,9 @@ def test_a_worker_answers_and_tells_when_its_memory_runs_out(monkeypatch):
     job = Job(study.algorithm, 0, 2, extent)
     answers, news = worker.ask(job, _arrays(visits.by_lane), _arrays(visits.rest))
     assert "memory ran out" in news
-    for name in expected["up"]:
-        torch.testing.assert_close(torch.tensor(answers["up"][name].x), expected["up"][name].x)
-    torch.testing.assert_close(torch.tensor(answers["keep"].y), expected["keep"].y)
+    for name in expected.up:
+        torch.testing.assert_close(torch.tensor(answers.up[name].x), expected.up[name].x)
+    torch.testing.assert_close(torch.tensor(answers.keep.y), expected.keep.y)
     assert worker.ask(job, _arrays(visits.by_lane), _arrays(visits.rest))[1] is None  # once
 
     # As on a GPU, with the visits padded, but without a recording.

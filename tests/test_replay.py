@@ -13,7 +13,8 @@ import torch
 import fedsaddle as fs
 from fedsaddle.cli import main
 from fedsaddle.engine.course import course
-from fedsaddle.engine.rounds import begin, play
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import begin
 from fedsaddle.fleet import Verdict
 from fedsaddle.history import Gathering, History, Rules, Told, line, read
 from fedsaddle.replay import replay_run

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 import fedsaddle as fs
 from fedsaddle.core import Pair
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
-from fedsaddle.engine.rounds import begin
+from fedsaddle.engine.study import begin
 from fedsaddle.engine.visits import field_of
 from fedsaddle.problem import Batch
 from fedsaddle.problems import Robust
@@ -224,7 +224,7 @@ def test_vectorised_equals_loop():
     """In float32, to its rounding; clients of unequal size, y held in a ball."""
     problem = Robust(hidden=16, radius=0.01, partition="dirichlet", clients=20, restarts=0)
     ends = [
-        fs.simulate(problem, fs.CDMAADA(0.05, 0.5, K=3), rounds=2, seeds=(0, 1), ask=ask, batch=4).z
+        fs.simulate(problem, fs.CDMAADA(0.05, 0.5, K=3), rounds=2, seeds=(0, 1), executor=ask, batch=4).z
         for ask in (fs.Vectorised(), fs.Loop())
     ]
     for fast, slow in zip(*ends, strict=True):

@@ -22,7 +22,7 @@ import fedsaddle as fs
 from fedsaddle.catalogue import SHIPPED
 from fedsaddle.cli import main
 from fedsaddle.engine import machine
-from fedsaddle.engine.vectorised import Vectorised
+from fedsaddle.engine.executors.vectorised import Vectorised
 from fedsaddle.report import read_runs
 from fedsaddle.spec import load
 

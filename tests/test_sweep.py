@@ -19,7 +19,7 @@ import chromium
 from fedsaddle.catalogue import SHIPPED
 from fedsaddle.cli import commands
 from fedsaddle.engine.course import Row, Stop
-from fedsaddle.engine.rounds import Lanes
+from fedsaddle.engine.study import Lanes
 from fedsaddle.errors import BadInput
 from fedsaddle.problems import AUC
 from fedsaddle.report import read_runs

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import fedsaddle as fs
-from fedsaddle.engine import recording, tapes, vectorised
+from fedsaddle.engine import recording, tapes
 from fedsaddle.engine.course import course
-from fedsaddle.engine.rounds import begin, play, points
+from fedsaddle.engine.executors import vectorised
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import begin, points
 from fedsaddle.problems import AUC
 from zoo import ALGORITHMS, Pictures, quadratic
 
@@ -37,6 +39,12 @@ def at_once(monkeypatch):
     monkeypatch.setattr(tapes, "PATIENCE", 0)
 
 
+def assert_taped(study):
+    found = study.executor.recorder(study)._tapes.values()
+    assert found
+    assert all(isinstance(tape, tapes.Tape | tapes.WalkTape) for tape in found)
+
+
 def assert_same(one, other, tolerance=0.0):
     for z, w in zip(points(one.server), points(other.server), strict=True):
         torch.testing.assert_close(z, w, rtol=tolerance, atol=tolerance)
@@ -50,7 +58,7 @@ def test_a_replay_gives_the_bits_of_the_computation(name, monkeypatch):
     _, plain = run(quadratic(), ALGORITHMS[name])
     monkeypatch.setattr(tapes, "PATIENCE", 0)
     study, taped = run(quadratic(), ALGORITHMS[name])
-    assert all(isinstance(tape, tapes.Tape | tapes.WalkTape) for tape in study.graphs._tapes.values())
+    assert_taped(study)
     assert_same(taped, plain)
 
 
@@ -63,10 +71,10 @@ def test_the_number_of_threads_does_not_move_a_bit(name, pieces, monkeypatch, at
     for cores in (1, 3):
         monkeypatch.setattr(tapes, "cores", lambda cores=cores: cores * torch.get_num_threads())
         study, lanes = run(quadratic(), ALGORITHMS[name])
-        assert study.graphs.workers == cores
+        assert study.executor.recorder(study).workers == cores
         found.append(lanes)
     assert_same(*found)
-    assert_same(found[0], run(quadratic(), ALGORITHMS[name], ask=fs.Loop())[1], 1e-10)
+    assert_same(found[0], run(quadratic(), ALGORITHMS[name], executor=fs.Loop())[1], 1e-10)
 
 
 @pytest.mark.parametrize("small", [0, 1 << 30])
@@ -76,8 +84,8 @@ def test_a_network_with_convolutions(small, monkeypatch, at_once):
     monkeypatch.setattr(vectorised, "SMALL", small)
     for name in ("cdma-nc", "cdma-ada"):
         study, taped = run(problem, ALGORITHMS[name])
-        assert all(isinstance(tape, tapes.Tape | tapes.WalkTape) for tape in study.graphs._tapes.values())
-        assert_same(taped, run(problem, ALGORITHMS[name], ask=fs.Loop())[1], 1e-9)
+        assert_taped(study)
+        assert_same(taped, run(problem, ALGORITHMS[name], executor=fs.Loop())[1], 1e-9)
 
 
 def record(work, *inputs):
@@ -312,8 +320,7 @@ def test_a_gradient_needs_no_loss():
 def test_shipped_networks_are_recorded(at_once):
     problem = AUC(clients=20, network="mlp")
     study, _ = run(problem, dataclasses.replace(ALGORITHMS["cdma-ada"], K=2), rounds=3)
-    assert study.graphs._tapes
-    assert all(isinstance(tape, tapes.Tape | tapes.WalkTape) for tape in study.graphs._tapes.values())
+    assert_taped(study)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -331,7 +338,13 @@ def test_answers_may_shrink_and_grow(name, seed, monkeypatch, at_once):
     found = []
     for ask in (fs.Vectorised(), fs.Loop()):
         study = fs.make_study(
-            quadratic(), [ALGORITHMS[name], wild], seeds=(0, 1), quorum=quorum, fleet=fleet, batch=2, ask=ask
+            quadratic(),
+            [ALGORITHMS[name], wild],
+            seeds=(0, 1),
+            quorum=quorum,
+            fleet=fleet,
+            batch=2,
+            executor=ask,
         )
         stops = list(course(study, 9, 3))
         found.append((stops[-1].lanes, [event.what for stop in stops for event in stop.events]))
@@ -347,10 +360,10 @@ def test_answers_may_shrink_and_grow(name, seed, monkeypatch, at_once):
 def test_a_walk_of_any_length_has_one_tape(at_once):
     """Catalyst's are of random length."""
     study, lanes = run(quadratic(), ALGORITHMS["catalyst-scaffold-s"], rounds=12)
-    kinds = [type(tape).__name__ for tape in study.graphs._tapes.values()]
+    kinds = [type(tape).__name__ for tape in study.executor.recorder(study)._tapes.values()]
     assert kinds.count("WalkTape") <= 2  # one, and one more where the largest client is smaller
     assert_same(
-        lanes, run(quadratic(), ALGORITHMS["catalyst-scaffold-s"], rounds=12, ask=fs.Loop())[1], 1e-10
+        lanes, run(quadratic(), ALGORITHMS["catalyst-scaffold-s"], rounds=12, executor=fs.Loop())[1], 1e-10
     )
 
 
@@ -373,10 +386,10 @@ def test_a_long_walk_is_recorded_step_by_step(name, small, monkeypatch):
                 ),
             )
             study, taped = run(quadratic(), rule)
-        assert "WalkTape" in {type(tape).__name__ for tape in study.graphs._tapes.values()}
+        assert "WalkTape" in {type(tape).__name__ for tape in study.executor.recorder(study)._tapes.values()}
         lengths.add(count[0])
         assert_same(taped, run(quadratic(), rule)[1])
-        assert_same(taped, run(quadratic(), rule, ask=fs.Loop())[1], 1e-9)
+        assert_same(taped, run(quadratic(), rule, executor=fs.Loop())[1], 1e-9)
     assert max(lengths) < 400
     assert len(lengths) == 1
 
@@ -431,17 +444,17 @@ def test_a_phase_that_walks_twice_is_recorded_as_a_whole(steps, at_once):
             return fs.core.Reply({"z": w})
 
     study, lanes = run(quadratic(), Twice(0.01, 0.01, K=steps))
-    assert {type(tape).__name__ for tape in study.graphs._tapes.values()} == {"Tape"}
-    assert_same(lanes, run(quadratic(), Twice(0.01, 0.01, K=steps), ask=fs.Loop())[1], 1e-10)
+    assert {type(tape).__name__ for tape in study.executor.recorder(study)._tapes.values()} == {"Tape"}
+    assert_same(lanes, run(quadratic(), Twice(0.01, 0.01, K=steps), executor=fs.Loop())[1], 1e-10)
 
 
 def test_a_study_gives_back_what_it_has_opened(at_once, monkeypatch):
     monkeypatch.setattr(vectorised, "SMALL", 0)
     threads = threading.active_count()
     study, lanes = run(quadratic(), ALGORITHMS["cdma-ada"])
-    assert study.graphs._tapes
+    assert study.executor.recorder(study)._tapes
     study.close()
-    assert not study.graphs._tapes
+    assert not study.executor.recorder(study)._tapes
     assert threading.active_count() == threads
     play(study, lanes, 3)  # and can be used again
 
@@ -451,5 +464,6 @@ def test_another_study_does_not_play_this_ones_tapes(at_once):
     study, lanes = run(quadratic(), ALGORITHMS["cdma-nc"])
     other = dataclasses.replace(study, hyper={name: 2 * value for name, value in study.hyper.items()})
     for one in (study, other):
-        ends = [play(same, lanes, 3)[0] for same in (one, dataclasses.replace(one, graphs=None))]
+        plain = dataclasses.replace(one, executor=fs.Vectorised(compiled=False))
+        ends = [play(same, lanes, 3)[0] for same in (one, plain)]
         assert_same(*ends, 1e-12)

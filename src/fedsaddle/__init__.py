@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     )
     from fedsaddle.checks import Checks
     from fedsaddle.core import Pair
-    from fedsaddle.engine.loop import Loop
-    from fedsaddle.engine.ray import Ray
-    from fedsaddle.engine.vectorised import Vectorised
+    from fedsaddle.engine.executors.loop import Loop
+    from fedsaddle.engine.executors.ray import Ray
+    from fedsaddle.engine.executors.vectorised import Vectorised
     from fedsaddle.errors import BadInput, Notice
     from fedsaddle.faults import Faults
     from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
@@ -100,9 +100,9 @@ _HOMES = {
         "LocalSGDAPlus ParallelSGDA",
         "checks": "Checks",
         "core": "Pair",
-        "engine.loop": "Loop",
-        "engine.ray": "Ray",
-        "engine.vectorised": "Vectorised",
+        "engine.executors.loop": "Loop",
+        "engine.executors.ray": "Ray",
+        "engine.executors.vectorised": "Vectorised",
         "errors": "BadInput Notice",
         "faults": "Faults",
         "fleet": "Dropout Everybody Latency Paper Quorum Trace",

@@ -150,8 +150,17 @@ class Phase:
     send: Callable[[Any], Message]  # server -> what every invited client receives
     work: Callable[..., Reply]  # (client, **message) -> its answer
     merge: Callable[..., Any]  # (server, turn, **mean of the answers) -> server
-    steps: Callable[[float], int] = lambda chance: 0  # local steps; chance ~ U[0, 1) of this lane and round
+    steps: int | Callable[[float], int] = 0  # local steps, or a rule for chance ~ U[0, 1) of a lane and round
     batches: int = 1  # minibatches a local step draws
+
+    @property
+    def varied(self) -> bool:
+        """Whether the number of local steps is random."""
+        return callable(self.steps)
+
+    def length(self, chance: float) -> int:
+        """The local steps of a visit."""
+        return self.steps(chance) if callable(self.steps) else self.steps
 
 
 class Algorithm(Protocol):

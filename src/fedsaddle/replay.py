@@ -22,7 +22,7 @@ import torch
 from fedsaddle.core import Pair
 from fedsaddle.engine import machine
 from fedsaddle.engine.course import Row, Stop, course, traffic
-from fedsaddle.engine.rounds import Study, points
+from fedsaddle.engine.study import Study, points
 from fedsaddle.errors import BadInput
 from fedsaddle.history import Rules, read
 from fedsaddle.runs import HISTORY, KEYS, Plan, Watch, read_checkpoint, read_state, read_tensors, verified

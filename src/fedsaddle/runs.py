@@ -50,9 +50,8 @@ from safetensors.torch import load, save
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedsaddle.engine.course import Play, Prune, Stop, course, traffic
-from fedsaddle.engine.ray import Ray
-from fedsaddle.engine.rounds import Lanes, Posted, Study, begin, points
-from fedsaddle.engine.rounds import play as simulated
+from fedsaddle.engine.round import play as simulated
+from fedsaddle.engine.study import Lanes, Posted, Study, begin, points
 from fedsaddle.environment import here
 from fedsaddle.errors import BadInput, is_machines
 from fedsaddle.history import line
@@ -89,8 +88,7 @@ class Plan:
         """Give back what its studies have opened, and end what they have started elsewhere."""
         for study in self.studies.values():
             study.close()
-            if isinstance(study.ask, Ray):
-                study.ask.close()
+            study.executor.close()
 
 
 class Watch(Protocol):

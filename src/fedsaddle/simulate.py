@@ -22,10 +22,8 @@ from fedsaddle.core import Algorithm, Pair, Range
 from fedsaddle.engine import machine
 from fedsaddle.engine.course import Row, Stop, course
 from fedsaddle.engine.cuts import NEARLY_ALL
-from fedsaddle.engine.graphs import Graphs
-from fedsaddle.engine.rounds import Ask, Event, Study, points
-from fedsaddle.engine.tapes import Tapes
-from fedsaddle.engine.vectorised import Vectorised
+from fedsaddle.engine.executors.vectorised import Vectorised
+from fedsaddle.engine.study import Event, Executor, Study, points
 from fedsaddle.errors import BadInput, Notice, check_count, check_memory, check_seed, shown
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Fleet, Latency, Paper, Quorum
@@ -87,7 +85,7 @@ def make_study(
     merge: Merge | None = None,
     faults: Faults | None = None,
     checks: Checks | None = None,
-    ask: Ask | None = None,
+    executor: Executor | None = None,
     device: str | torch.device = "cpu",
 ) -> Study:
     """A checked study. All seeds of all settings of one algorithm become lanes, setting by setting.
@@ -103,7 +101,7 @@ def make_study(
     seeds = list(seeds)
     if not settings or not seeds:
         raise BadInput("at least one algorithm and one seed are needed")
-    _check_parts(problem, settings, quorum, fleet, merge, faults, checks, ask)
+    _check_parts(problem, settings, quorum, fleet, merge, faults, checks, executor)
     if names and len(names) != len(settings):
         raise BadInput(f"names must be one for each of the {len(settings)} settings, got {len(names)}")
     quorum, fleet = quorum or Quorum(), fleet or Paper()
@@ -124,7 +122,7 @@ def make_study(
     counts = [name for name, field in known.items() if field.static]
     for setting in settings:
         check_algorithm(setting)
-        rows = max(batch * phase.steps(NEARLY_ALL) * phase.batches for phase in setting.phases())
+        rows = max(batch * phase.length(NEARLY_ALL) * phase.batches for phase in setting.phases())
         check_memory("the minibatches of a visit", 6 * rows)
         if rows > 2**22 * int(problem.federation.sizes.min()):
             raise BadInput(f"a visit of {rows} rows reads its client too often; lower K or batch")
@@ -146,7 +144,6 @@ def make_study(
 
     place = device_named(str(device))
     called = names or [type(setting).__name__ for setting in settings]
-    ask = ask or Vectorised()
     return Study(
         problem,
         settings[0],
@@ -157,9 +154,8 @@ def make_study(
         batch,
         None if weights is None else _odds(weights, clients, quorum.invite),
         cohorts,
-        ask,
+        executor or Vectorised(),
         place,
-        _recorder(ask, place),
         tuple(name for name in called for _ in seeds),
         merge or MEAN,
         faults,
@@ -175,7 +171,7 @@ def _check_parts(
     merge: object,
     faults: object,
     checks: object,
-    ask: object,
+    executor: object,
 ) -> None:
     """Refuse what is no problem, algorithm, quorum and so on, saying what would be one."""
     for name, value, has, such in (
@@ -186,7 +182,7 @@ def _check_parts(
         ("merge", merge, "rule", "Merge(Median(), clip=10.0)"),
         ("faults", faults, "spoil", "Faults(drop=0.1)"),
         ("checks", checks, "barred", "Checks(norm=100.0)"),
-        ("ask", ask, "__call__", "Loop() or Vectorised()"),
+        ("executor", executor, "run", "Loop() or Vectorised()"),
     ):
         if isinstance(value, type):
             needed = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
@@ -216,12 +212,6 @@ def notes_of(studies: Sequence[Study]) -> list[str]:
     if one.cohorts != "another" and all(len(study.algorithm.phases()) == 1 for study in studies):
         notes.append(f"cohorts = '{one.cohorts}' has no effect: one cohort is invited a round")
     return notes
-
-
-def _recorder(ask: Ask, device: torch.device) -> Graphs | Tapes | None:
-    if device.type == "cuda":
-        return Graphs(lambda: ask.limit(device)) if isinstance(ask, Vectorised) else None
-    return Tapes() if type(ask) is Vectorised else None  # another may do what no tape can tell
 
 
 def device_named(name: str) -> torch.device:
@@ -286,7 +276,7 @@ def simulate(
     merge: Merge | None = None,
     faults: Faults | None = None,
     checks: Checks | None = None,
-    ask: Ask | None = None,
+    executor: Executor | None = None,
     device: str | torch.device = "cpu",
     threads: int = 1,
     progress: bool | None = None,
@@ -315,7 +305,7 @@ def simulate(
             merge=merge,
             faults=faults,
             checks=checks,
-            ask=ask,
+            executor=executor,
             device=device,
         )
         for note in notes_of([study]):

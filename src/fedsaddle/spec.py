@@ -27,10 +27,10 @@ from fedsaddle.core import Scalar
 from fedsaddle.data.tables import is_table
 from fedsaddle.engine import machine
 from fedsaddle.engine.course import Prune
-from fedsaddle.engine.loop import Loop
-from fedsaddle.engine.ray import MOST_WORKERS, Ray
-from fedsaddle.engine.rounds import Study, begin
-from fedsaddle.engine.vectorised import Vectorised
+from fedsaddle.engine.executors.loop import Loop
+from fedsaddle.engine.executors.ray import MOST_WORKERS, Ray
+from fedsaddle.engine.executors.vectorised import Vectorised
+from fedsaddle.engine.study import Study, begin
 from fedsaddle.errors import BadInput, check_count, check_seed, meant, shown, unknown
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Fleet, Quorum
@@ -322,7 +322,7 @@ class _Bench:
                 checks=self.checks,
                 faults=self.faults,
                 # Each has its own, since it remembers how much memory this algorithm's visits need.
-                ask=self.ray or (Loop() if checked.engine == "loop" else Vectorised(self.memory)),
+                executor=self.ray or (Loop() if checked.engine == "loop" else Vectorised(self.memory)),
                 device=self.device,
             )
         except BadInput as error:
@@ -544,7 +544,7 @@ def _without_effect(bench: _Bench, studies: Mapping[str, Study]) -> list[str]:
         value = getattr(checked, key)
         if none and value != Experiment.model_fields[key].default:
             notes.append(f"{key} = {json.dumps(value)} has no effect: {none}")
-    batches = any(phase.steps(0.5) for study in studies.values() for phase in study.algorithm.phases())
+    batches = any(phase.length(0.5) for study in studies.values() for phase in study.algorithm.phases())
     if "batch" in said and not batches:
         notes.append(f"batch = {checked.batch} has no effect: no minibatch is drawn here")
     rules: dict[str, Any] = {name: study.algorithm for name, study in studies.items()}

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from fedsaddle import draws
 from fedsaddle.engine.course import Stop
-from fedsaddle.engine.rounds import Event
+from fedsaddle.engine.study import Event
 from fedsaddle.errors import BadInput, unknown
 from fedsaddle.problem import Problem, better_high
 from fedsaddle.simulate import Hyperparameter

@@ -78,7 +78,7 @@ class CDMANC:
         return Point(z)
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("update", self.send, self.update, self.average, steps=lambda chance: self.K),)
+        return (Phase("update", self.send, self.update, self.average, steps=self.K),)
 
 
 # --- CDMA-ONE -----------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class CDMAONE:
     def phases(self) -> tuple[Phase, ...]:
         return (
             Phase("collect", self.send_point, self.collect, self.correct),
-            Phase("update", self.send_correction, self.update, self.average, steps=lambda chance: self.K),
+            Phase("update", self.send_correction, self.update, self.average, steps=self.K),
         )
 
 
@@ -183,5 +183,5 @@ class CDMAADA:
     def phases(self) -> tuple[Phase, ...]:
         return (
             Phase("collect", self.send_points, self.collect, self.correct),
-            Phase("update", self.send_correction, self.update, self.average, steps=lambda chance: self.K),
+            Phase("update", self.send_correction, self.update, self.average, steps=self.K),
         )

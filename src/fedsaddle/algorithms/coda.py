@@ -96,7 +96,7 @@ class CODAPlus:
         return Centred(z, where(ends, z, server.centre))
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("update", self.send, self.update, self.average, steps=lambda chance: self.K),)
+        return (Phase("update", self.send, self.update, self.average, steps=self.K),)
 
 
 # --- CODASCA ------------------------------------------------------------------------------------------
@@ -147,4 +147,4 @@ class CODASCA:
         return Controlled(z, where(ends, z, server.centre), server.c + turn.share * dc)
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("update", self.send, self.update, self.average, steps=lambda chance: self.K),)
+        return (Phase("update", self.send, self.update, self.average, steps=self.K),)

@@ -92,7 +92,7 @@ class LocalSGDAPlus:
         return Anchored(z, where((turn.t + 1) % self.s == 0, z, server.anchor))
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("update", self.send, self.update, self.average, steps=lambda chance: self.K),)
+        return (Phase("update", self.send, self.update, self.average, steps=self.K),)
 
 
 # --- Extra-Step Local SGD -----------------------------------------------------------------------------
@@ -122,6 +122,4 @@ class ExtraStep:
         return Point(z)
 
     def phases(self) -> tuple[Phase, ...]:
-        return (
-            Phase("update", self.send, self.update, self.average, steps=lambda chance: self.K, batches=2),
-        )
+        return (Phase("update", self.send, self.update, self.average, steps=self.K, batches=2),)

@@ -307,11 +307,11 @@ def _execute(
 
 def _engine(plan: Plan) -> str:
     """How clients are asked, and by how many threads at once."""
-    from fedsaddle.engine.tapes import Tapes, cores
+    from fedsaddle.engine.tapes import cores
 
     name, device, threads = (plan.resolved[key] for key in ("engine", "device", "threads"))
-    graphs = next(iter(plan.studies.values())).graphs
-    many = graphs.workers if isinstance(graphs, Tapes) else 1
+    study = next(iter(plan.studies.values()))
+    many = study.executor.beside(study.device)
     workers = f"{many} workers on {cores()} cores, " if many > 1 else ""
     return f"{name} on {device} ({workers}{threads} thread{'s' * (threads > 1)}{' each' * (many > 1)})"
 

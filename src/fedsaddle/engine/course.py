@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map
-
-from fedsaddle.core import Pair
+from fedsaddle.core import Pair, Remembers
 from fedsaddle.data import federated
-from fedsaddle.engine.accounting import Content
-from fedsaddle.engine.graphs import Graphs
-from fedsaddle.engine.memory import out_of_memory, until_it_fits
-from fedsaddle.engine.recording import Work
-from fedsaddle.engine.rounds import Event, Lanes, Study, begin, play, points, which
-from fedsaddle.errors import BadInput, Notice
+from fedsaddle.engine.accounting import Content, Postage, floats_down, floats_up
+from fedsaddle.engine.executors.loop import Loop
+from fedsaddle.engine.memory import until_it_fits
+from fedsaddle.engine.phase import calls_of, send, visits_of
+from fedsaddle.engine.round import play, which
+from fedsaddle.engine.study import Event, Lanes, Study, begin
+from fedsaddle.errors import Notice
 from fedsaddle.history import Told
-from fedsaddle.problem import Measured, floats
 
-TOGETHER = 8  # lanes that a GPU evaluates at once
 BEYOND = 1e150  # a metric of a lane that has diverged: its square is no number
 
 
@@ -59,42 +55,54 @@ class Flow(NamedTuple):
     content: Content
 
 
+_POSTAGE: weakref.WeakKeyDictionary[Study, list[Postage]] = weakref.WeakKeyDictionary()
+
+
+def postage(study: Study) -> list[Postage]:
+    """The floats of one message each way, phase by phase, read off one client's dry run."""
+    if study not in _POSTAGE:
+        _POSTAGE[study] = _weighed(study)
+    return _POSTAGE[study]
+
+
+def _weighed(study: Study) -> list[Postage]:
+    lanes = begin(study, memory=False)
+    blank = None
+    if isinstance(study.algorithm, Remembers):  # one client's is enough
+        blank = study.per_lane(lambda algorithm, z: algorithm.remember(z), lanes.server.z)
+    only_first: list[list[int]] = [[0], *([] for _ in study.seeds[1:])]
+    result = []
+    for number, phase in enumerate(study.algorithm.phases()):
+        calls, extent = calls_of(study, lanes.completed, 0, number, only_first)
+        calls = calls._replace(steps=calls.steps.clamp(max=1))  # one step tells what an answer holds
+        down = send(study, lanes.server, number)
+        floats = floats_down(phase, down)
+        kept = None if blank is None else Pair(blank.x[calls.lane], blank.y[calls.lane])
+        up = Loop().answers(study.task(number), extent, visits_of(study, down, calls, kept)).up
+        result.append(Postage(floats, floats_up(phase, up)))
+    return result
+
+
 def traffic(study: Study, lanes: Lanes, lane: int) -> Counter[Flow]:
     """All floats a lane has sent so far, by direction, variable and kind."""
     floats: Counter[Flow] = Counter()
     for (direction, phase), messages in lanes.posted[lane].items():
-        letter = study.postage[phase].down if direction == "down" else study.postage[phase].up
+        letter = postage(study)[phase].down if direction == "down" else postage(study)[phase].up
         for content, count in letter.items():
             floats[Flow(direction, content)] += messages * count
     return floats
 
 
 def metrics_at(study: Study, lanes: Lanes, some: list[int]) -> dict[int, dict[str, float]]:
-    """Where these lanes are. A GPU works on several together, and on all before it is asked for a number.
-
-    If memory runs out, fewer rows are looked at together.
-    """
-    problem, graphs = study.problem, study.graphs
-
-    def measured() -> dict[int, dict[str, float]]:
-        if not isinstance(graphs, Graphs) or not isinstance(problem, Measured):
-            everywhere = points(lanes.server)
-            return {lane: numbers(problem.evaluate(everywhere[lane])) for lane in some}
-        name = f"the evaluation of {type(problem).__name__}"
-        work = Work(name, together(problem), before=lambda z: problem.measure(Pair(z.x[0], z.y[0])))
-        size, found = min(TOGETHER, len(study.seeds)), []
-        for at in range(0, len(some), size):
-            part = [*some[at : at + size], *some[-1:] * size][:size]  # always so many, for one recording
-            found.append(graphs("metrics", work, Pair(*(rows[part] for rows in lanes.server.z))))
-        metrics = tree_map(lambda *parts: torch.cat(parts)[: len(some)], *found)
-        return dict(zip(some, floats(metrics), strict=True))
-
+    """Where these lanes are. If memory runs out, fewer rows are looked at together."""
     freed, rows = False, 0
+
+    def measured() -> list[dict[str, float]]:
+        return study.executor.measure(study, Pair(*(values[some] for values in lanes.server.z)))
 
     def shrink() -> None:
         nonlocal freed, rows
-        if graphs is not None:
-            graphs.forget()
+        study.executor.release(study)
         if freed:  # that alone was not enough
             rows = federated.fewer(study.device.type)
         freed = True
@@ -103,36 +111,7 @@ def metrics_at(study: Study, lanes: Lanes, some: list[int]) -> dict[int, dict[st
     if rows:
         told = f"memory ran out in an evaluation; from now on at most {rows} rows are looked at together"
         warnings.warn(told, Notice, stacklevel=2)
-    return found
-
-
-def together(problem: Measured) -> Callable[[Pair], dict[str, Tensor]]:
-    """The metrics of some lanes, as one computation if PyTorch can map this one."""
-
-    def measure(z: Pair) -> dict[str, Tensor]:
-        try:
-            found: dict[str, Tensor] = torch.func.vmap(problem.measure)(z)
-        except RuntimeError as error:
-            if out_of_memory(error):
-                raise
-            why = str(error).splitlines()[0]
-            told = f"the evaluation of {type(problem).__name__} goes lane by lane, which is slower: {why}"
-            warnings.warn(told, Notice, stacklevel=2)
-            lanes = [problem.measure(Pair(x, y)) for x, y in zip(*z, strict=True)]
-            found = {name: torch.stack([metrics[name] for metrics in lanes]) for name in lanes[0]}
-        return found
-
-    return measure
-
-
-def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What a problem gives as metrics, as plain numbers."""
-    if not metrics:
-        raise BadInput("evaluate must give at least one metric")
-    try:
-        return {name: float(value) for name, value in metrics.items()}
-    except (TypeError, ValueError, RuntimeError):
-        raise BadInput(f"evaluate must give a number for each metric, got {metrics}") from None
+    return dict(zip(some, found, strict=True))
 
 
 def evaluate(study: Study, lanes: Lanes, round: int) -> tuple[list[Row], list[Event]]:
@@ -172,7 +151,7 @@ def course(
     if start is None:
         start = _judged(study, begin(study), 0, [])
         yield start
-    study.postage  # noqa: B018  an algorithm whose messages do not fit is refused before the first round
+    postage(study)  # an algorithm whose messages do not fit is refused before the first round
     lanes = start.lanes
     for round in range(start.round, rounds):
         if not any(lanes.alive):

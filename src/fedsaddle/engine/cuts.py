@@ -8,28 +8,32 @@ comes to, it is the same recording.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from fedsaddle.core import Phase
 from fedsaddle.engine.recording import Walkable, Work
-from fedsaddle.engine.vectorised import BLOCK, Vectorised
-from fedsaddle.engine.visits import Extent, Stage, Task, Visits
+from fedsaddle.engine.visits import Answer, Extent, Stage, Task, Visits
 
-CHANCES = [place / 32 for place in range(32)] + [1 - 2.0**-53]  # that tell whether walks differ
+BLOCK = 16  # steps of a walk whose gradients at the start are computed ahead, and that is recorded as a whole
 NEARLY_ALL = 1 - 2.0**-20  # of random walks are as long as this chance makes them, or shorter
 ONE_BY_ONE = 3  # steps, from which on a GPU records a walk step by step
+
+
+class Answering(Protocol):
+    """What computes many visits at once."""
+
+    def answers(self, task: Task, extent: Extent, visits: Visits, stage: Stage | None = None) -> Answer: ...
+    def walked(self, task: Task, extent: Extent, visits: Visits, stage: Stage) -> Any: ...
 
 
 class Cut(NamedTuple):
     """One phase as it is recorded."""
 
-    vectorised: Vectorised
+    by: Answering
     task: Task
     extent: Extent  # of this round
-    varied: bool  # whether walks are of random lengths
-    longest: int  # rows of the largest client of all
 
     @property
     def phase(self) -> Phase:
@@ -39,20 +43,20 @@ class Cut(NamedTuple):
     def by_step(self) -> bool:
         """Whether each step of a walk is a replay of its own."""
         on_gpu = self.task.federation.sizes.is_cuda
-        return self.varied or self.extent.steps > (ONE_BY_ONE if on_gpu else BLOCK)
+        return self.phase.varied or self.extent.steps > (ONE_BY_ONE if on_gpu else BLOCK)
 
     @property
     def now(self) -> Extent:
         """What this round needs, with some room for its rows."""
-        rows = min(rounded_up(self.extent.rows), self.longest)
-        return Extent(self.extent.steps, rows, ragged=self.varied)
+        rows = min(rounded_up(self.extent.rows), self.task.federation.longest)
+        return Extent(self.extent.steps, rows, ragged=self.phase.varied)
 
     @property
     def room(self) -> Extent:
         """What every round needs but for very few."""
-        if not self.varied:
+        if not self.phase.varied:
             return self.now
-        usual = self.phase.steps(NEARLY_ALL)
+        usual = self.phase.length(NEARLY_ALL)
         return self.now._replace(steps=max(usual, rounded_up(self.extent.steps)))
 
     @property
@@ -60,36 +64,29 @@ class Cut(NamedTuple):
         """All that a recording depends on, beside the number of visits."""
         return self.room
 
-    def work(
-        self, visits_in: Callable[[Any], Visits], end: Callable[[Any, Visits, dict[str, Any]], dict[str, Any]]
-    ) -> Work:
+    def work(self, visits_in: Callable[[Any], Visits], end: Callable[[Any, Visits, Answer], Any]) -> Work:
         """The visits that the inputs hold, asked, and what follows from their answers."""
-        task, ask = self.task, self.vectorised
+        task, by = self.task, self.by
         name = f"phase {self.phase.name} of {type(task.algorithm).__name__}"
 
-        def whole(inputs: Any) -> dict[str, Any]:
+        def whole(inputs: Any) -> Any:
             visits = visits_in(inputs)
-            return end(inputs, visits, ask(task, self.now, visits))
+            return end(inputs, visits, by.answers(task, self.now, visits))
 
         if not self.by_step:
             return Work(name, whole)
 
         def first(inputs: Any) -> Any:
-            return ask(task, self.room, visits_in(inputs), Stage("first"))["walk"]
+            return by.walked(task, self.room, visits_in(inputs), Stage("first"))
 
         def further(inputs: Any, state: Any, at: Tensor) -> Any:
-            return ask(task, self.room, visits_in(inputs), Stage("next", state, at))["walk"]
+            return by.walked(task, self.room, visits_in(inputs), Stage("next", state, at))
 
-        def last(inputs: Any, state: Any) -> dict[str, Any]:
+        def last(inputs: Any, state: Any) -> Any:
             visits = visits_in(inputs)
-            return end(inputs, visits, ask(task, self.room, visits, Stage("last", state)))
+            return end(inputs, visits, by.answers(task, self.room, visits, Stage("last", state)))
 
-        return Work(name, whole, Walkable(first, further, last), self.extent.steps, self.varied)
-
-
-def varied(phase: Phase) -> bool:
-    """Whether walks are of random lengths."""
-    return len({phase.steps(chance) for chance in CHANCES}) > 1
+        return Work(name, whole, Walkable(first, further, last), self.extent.steps, self.phase.varied)
 
 
 def rounded_up(count: int) -> int:

@@ -106,10 +106,6 @@ class Graphs:
             self._notices.differs(work.name)
         return found
 
-    def fresh(self) -> Graphs:
-        """The same without a recording."""
-        return Graphs(self._limit)
-
     def forget(self) -> None:
         """Give back the memory of all recordings."""
         self._recordings.clear()
@@ -234,8 +230,8 @@ def near(one: Any, other: Any, inputs: Any) -> bool:
     computed wrongly shows in most.
     """
     trees = [one, other, tree_map(torch.zeros_like, other)]
-    if isinstance(one, dict) and isinstance(inputs, dict) and "server" in one:
-        trees = [tree["server"] for tree in (one, other, inputs)]
+    if hasattr(one, "server") and hasattr(inputs, "server"):
+        trees = [tree.server for tree in (one, other, inputs)]
     for values in zip(*map(tree_leaves, trees), strict=True):
         mine, theirs, start = (value.reshape(len(value) if value.dim() else 1, -1) for value in values)
         if not mine.is_floating_point() or not mine.numel():

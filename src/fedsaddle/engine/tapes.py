@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsaddle.engine.recording import Notices, Tape, Unrecordable, WalkTape, Work, recorded
-from fedsaddle.engine.visits import Visits
+from fedsaddle.engine.visits import Answer, Visits
 
 PATIENCE = 8  # uses of a shape before it is recorded, which takes about as long; the bits are the same
 
@@ -37,7 +37,7 @@ class Tapes:
         tape = self._ready(shape, work, inputs, 1)
         return work.whole(inputs) if tape is None else work.play(tape, inputs)
 
-    def pieces(self, shape: Hashable, work: Work, visits: Visits, size: int) -> dict[str, Any]:
+    def pieces(self, shape: Hashable, work: Work, visits: Visits, size: int) -> Answer:
         """work(visits), so many at a time, by all threads."""
         parts = [visits.part(at, at + size) for at in range(0, len(visits), size)]
         many = [(part.by_lane, *part.rest) for part in parts]
@@ -47,12 +47,8 @@ class Tapes:
             answers = [work.whole(inputs) for inputs in many]
         else:
             answers = list(self._threads.map(lambda inputs: work.play(tape, inputs), many))
-        joined: dict[str, Any] = tree_map(lambda *values: torch.cat(values), *answers)
+        joined: Answer = tree_map(lambda *values: torch.cat(values), *answers)
         return joined
-
-    def fresh(self) -> Tapes:
-        """The same without a tape."""
-        return Tapes()
 
     def forget(self) -> None:
         """Give back the memory of all tapes."""

@@ -13,7 +13,7 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsaddle import draws
-from fedsaddle.core import Algorithm, Pair
+from fedsaddle.core import Algorithm, Message, Pair
 from fedsaddle.engine.recording import Unrecordable
 from fedsaddle.errors import BadInput
 from fedsaddle.problem import Batch, Constrained, Federation, Game, Minimax, Problem
@@ -24,6 +24,15 @@ Field = Callable[[Pair, Batch], Pair]
 # What the clients of some visits are given: in every tensor, row v belongs to visit v. It holds the
 # `hyper`parameters, the message that came `down`, and what an `Oracle` is made of.
 Given = dict[str, Any]
+
+Nothing = tuple[()]  # where there may be tensors: unlike None, no leaf of a tree
+
+
+class Answer(NamedTuple):
+    """What one client, or in every tensor row v the client of visit v, sends up and will keep."""
+
+    up: Message
+    keep: Pair | Nothing = ()
 
 
 @dataclass(frozen=True)
@@ -299,21 +308,22 @@ def batch_rows(task: Task, extent: Extent, given: Given) -> Tensor:
 
 def answer(
     task: Task, extent: Extent, batch_rows: Tensor, given: Given, stage: Stage | None = None
-) -> dict[str, Any]:
-    """One client's answer: what goes `up` and, if it keeps anything, what it will `keep`.
-
-    A stage that ends in the walk gives where that is: `walk`.
-    """
+) -> Answer:
+    """One client's answer. A stage that ends in the walk is left by `Paused`."""
     algorithm: Any = task.algorithm
     mine: Algorithm = replace(algorithm, **given["hyper"])
     rest = {name: value for name, value in given.items() if name not in ("hyper", "down")}
     client = Oracle(task, extent, batch_rows, **rest, stage=stage)
     phase = mine.phases()[task.phase]
+    with untouched(f"phase {phase.name} of {type(mine).__name__}", (given["down"], client.kept)):
+        reply = phase.work(client, **given["down"])
+    return Answer(reply.up, () if reply.keep is None else reply.keep)
+
+
+def walked(task: Task, extent: Extent, batch_rows: Tensor, given: Given, stage: Stage) -> Any:
+    """Where one client's walk is after a stage that ends in it."""
     try:
-        with untouched(f"phase {phase.name} of {type(mine).__name__}", (given["down"], client.kept)):
-            reply = phase.work(client, **given["down"])
+        answer(task, extent, batch_rows, given, stage)
     except Paused as pause:
-        return {"walk": pause.state}
-    if stage is not None and stage.part != "last":
-        raise Unrecordable("it does not walk")
-    return {"up": reply.up} if reply.keep is None else {"up": reply.up, "keep": reply.keep}
+        return pause.state
+    raise Unrecordable("it does not walk")

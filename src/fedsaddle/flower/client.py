@@ -24,8 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedsaddle.core import Message, Pair
-from fedsaddle.engine.loop import Loop
-from fedsaddle.engine.rounds import Study, begin, calls_of, send, visits_of
+from fedsaddle.engine.executors.loop import Loop
+from fedsaddle.engine.phase import calls_of, send, visits_of
+from fedsaddle.engine.study import Study, begin
 from fedsaddle.errors import MOST, BadInput
 from fedsaddle.flower.wire import (
     COUNT,
@@ -77,9 +78,8 @@ class Site:
                     seeds=(seed,),
                     hyper={name: values[:1].cpu() for name, values in own.hyper.items()},
                     names=own.names[:1],
-                    ask=Loop(),
+                    executor=Loop(),
                     device=CPU,
-                    graphs=None,
                 )
             )
         return self._lanes[key]
@@ -119,9 +119,9 @@ class Lane:
         calls, extent = calls_of(self.study, [t], round, phase, [[client]])
         stacked = {name: _stack(pair) for name, pair in down.items()}
         visits = visits_of(self.study, stacked, calls, None if kept is None else _stack(kept))
-        after = Loop()(self.study.task(phase), extent, visits)
-        keep = after.get("keep")
-        return _first(after["up"]), None if keep is None else Pair(keep.x[0], keep.y[0])
+        found = Loop().answers(self.study.task(phase), extent, visits)
+        keep = Pair(found.keep.x[0], found.keep.y[0]) if isinstance(found.keep, Pair) else None
+        return _first(found.up), keep
 
 
 def _stack(pair: Pair) -> Pair:

@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,11 @@ from torch.utils._pytree import tree_map
 
 from fedsaddle.checks import bounds, refuse
 from fedsaddle.core import Message, Pair, Remembers
-from fedsaddle.engine.rounds import Event, Lanes, Posted, Study, calls_of, choose, exchange, send, which
+from fedsaddle.engine.gather import NOBODY
+from fedsaddle.engine.phase import exchange, send
+from fedsaddle.engine.round import play, which
+from fedsaddle.engine.study import Event, Executor, Lanes, Lost, Meeting, PhaseInputs, PhaseResult, Study
+from fedsaddle.engine.visits import Answer, Extent, Task, Visits
 from fedsaddle.errors import MOST, BadInput
 from fedsaddle.fleet import Quorum, Verdict, invite
 from fedsaddle.flower.client import Lane
@@ -135,6 +139,34 @@ class Roll:
 
 
 @dataclass
+class Deployed(Executor):
+    """One lane's answers, which come from devices: who arrives, and in place of what would be computed."""
+
+    deployment: Deployment
+    lane: int
+    answers: dict[int, Message] = field(default_factory=dict)  # of the present phase, by client
+
+    def known(
+        self, study: Study, round: int, clock: list[float], strikes: Sequence[Counter[int]], refused: object
+    ) -> list[Meeting]:
+        return []
+
+    def wait(
+        self, study: Study, lanes: Lanes, round: int, number: int, server: Any, playing: list[bool]
+    ) -> Meeting:
+        lane, down = self.lane, _of_lane(send(study, server, number), self.lane)
+        end, self.answers = self.deployment.gather(study, lane, round, number, lanes.completed[lane], down)
+        return [end if other == lane else NOBODY for other in range(len(study.seeds))]
+
+    def run(self, study: Study, number: int, extent: Extent, inputs: PhaseInputs) -> PhaseResult | Lost:
+        def answered(task: Task, extent: Extent, visits: Visits) -> Answer:
+            order = [self.answers[client] for client in visits.client.tolist()]
+            return Answer(tree_map(lambda *own: torch.stack(own).to(study.device), *order))
+
+        return exchange(study, number, extent, inputs, answered)
+
+
+@dataclass
 class Deployment:
     """Plays the rounds of a plan with real nodes."""
 
@@ -174,58 +206,25 @@ class Deployment:
     def play(
         self, study: Study, lanes: Lanes, round: int, history: list[Told] | None = None
     ) -> tuple[Lanes, list[Event]]:
-        """One round of every lane that is alive, one lane after another. See `rounds.play`."""
+        """One round of every lane that is alive, one after another: the simulator's, on real arrivals."""
         if not self._begun:
             self._begun = True
             self._wait_for_all()
             self._enrol(study)
-        after, events = lanes, []
+        after, events = lanes, list[Event]()
         for lane in which(lanes.alive):
-            after, more = self._lane(study, after, lane, round, [] if history is None else history)
-            events += more
+            told: list[Told] = []
+            there = Deployed(self, lane)
+            only = replace(after, alive=[other == lane for other in range(len(lanes.alive))])
+            played, more = play(replace(study, executor=there), only, round, told, there)
+            alive = [on and (other != lane or played.alive[lane]) for other, on in enumerate(after.alive)]
+            if played.completed[lane] > after.completed[lane] and isinstance(study.algorithm, Remembers):
+                users = [client for one in told for client in one.gathering.used]
+                self._keep(study.names[lane], study.seeds[lane], users, round)
+            after, events = replace(played, alive=alive), events + more
+            if history is not None:
+                history += told
         return after, events
-
-    def _lane(
-        self, study: Study, lanes: Lanes, lane: int, round: int, history: list[Told]
-    ) -> tuple[Lanes, list[Event]]:
-        """One lane's round."""
-        clock, posted = list(lanes.clock), [Counter(counts) for counts in lanes.posted]
-        strikes = [Counter(counts) for counts in lanes.strikes]
-        same = replace(
-            lanes, clock=clock, posted=posted, strikes=strikes, alive=list(lanes.alive)
-        )  # but for what it has cost
-        name, seed, server, users = study.names[lane], study.seeds[lane], lanes.server, []
-        for number, phase in enumerate(study.algorithm.phases()):
-            down = _of_lane(send(study, server, number), lane)
-            end, answers = self.gather(study, lane, round, number, lanes.completed[lane], down)
-            history.append(Told(name, seed, round, number, end))
-            clock[lane] += end.seconds
-            posted[lane][Posted("down", number)] += len(end.invited)
-            posted[lane][Posted("up", number)] += len(end.used)
-            posted[lane][Posted("late", number)] += len(end.late) + len(end.overdue)
-            if end.refused:
-                posted[lane][Posted("refused", number)] += len(end.refused)
-                strikes[lane].update(end.refused.keys())
-            if end.verdict is Verdict.ABANDON:
-                detail = f"{phase.name}: {end.answered} answers, the minimum is {study.quorum.minimum}"
-                detail += f"; {len(end.refused)} refused" if end.refused else ""
-                return same, [Event(lane, round, "abandoned", detail)]
-            # In the order of the clients' numbers, so that the order of arrival does not move a bit.
-            order = sorted(end.used)
-            asked = [order if other == lane else [] for other in range(len(study.seeds))]
-            calls, extent = calls_of(study, lanes.completed, round, number, asked)
-            up = tree_map(lambda *own: torch.stack(own).to(study.device), *(answers[one] for one in order))
-            there = replace(study, ask=lambda task, extent, visits: {"up": up}, graphs=None)  # noqa: B023
-            server = exchange(there, number, extent, server, calls, None)["server"]
-            users += end.used
-        if not all(bool(torch.isfinite(part[lane]).all()) for part in server.z):
-            same.alive[lane] = False
-            return same, [Event(lane, round, "diverged", "a parameter is no longer finite")]
-        if isinstance(study.algorithm, Remembers):
-            self._keep(name, seed, users, round)
-        only = torch.tensor([other == lane for other in range(len(study.seeds))], device=study.device)
-        completed = [t + (other == lane) for other, t in enumerate(lanes.completed)]
-        return replace(same, server=choose(only, server, lanes.server), completed=completed), []
 
     # --- one phase of one lane -----------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Ask one client after another: slow, plain, and the oracle that every other way is tested against."""
+"""One client after another: slow, plain, and the oracle that every other executor is tested against."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from fedsaddle.engine.visits import Extent, Task, Visits, answer, batch_rows
+from fedsaddle.engine.phase import exchange
+from fedsaddle.engine.study import Executor, Lost, PhaseInputs, PhaseResult, Study
+from fedsaddle.engine.visits import Answer, Extent, Task, Visits, answer, batch_rows
 from fedsaddle.errors import BadInput
 
 T = TypeVar("T")
@@ -57,10 +59,13 @@ class _Drawing(TorchFunctionMode):
         return result
 
 
-class Loop:
-    """The plainest way to ask."""
+class Loop(Executor):
+    """The plainest executor."""
 
-    def __call__(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
+    def run(self, study: Study, number: int, extent: Extent, inputs: PhaseInputs) -> PhaseResult | Lost:
+        return exchange(study, number, extent, inputs, self.answers)
+
+    def answers(self, task: Task, extent: Extent, visits: Visits) -> Answer:
         answers, given = [], visits.given(task.federation)
         for number in range(len(visits)):
             # A copy, which begins where memory is aligned, as it does when the client is asked alone: a
@@ -69,5 +74,5 @@ class Loop:
             own = Extent(int(one["steps"]), int(one["size"]), ragged=False)
             work = partial(answer, task, own, batch_rows(task, own, one), one)
             answers.append(undrawn(work, task, visits.key.device))
-        stacked: dict[str, Any] = tree_map(lambda *rows: torch.stack(rows), *answers)
+        stacked: Answer = tree_map(lambda *rows: torch.stack(rows), *answers)
         return stacked

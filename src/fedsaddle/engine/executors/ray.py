@@ -1,4 +1,4 @@
-"""Ask over Ray: visits are cut over actors, and each computes its part at once, on its own GPU or core.
+"""Over Ray: visits are cut over actors, and each computes its part at once, on its own GPU or core.
 
 The problem goes to each actor once; a phase sends messages and numbers of clients. An actor that dies takes
 its visits with it: they count as not having answered, and another is started in its place. An error in the
@@ -30,10 +30,12 @@ from torch.utils._pytree import tree_map
 
 from fedsaddle.core import Algorithm
 from fedsaddle.engine import machine
-from fedsaddle.engine.cuts import Cut, rounded_up, varied
+from fedsaddle.engine.cuts import Cut, rounded_up
+from fedsaddle.engine.executors.vectorised import Vectorised
 from fedsaddle.engine.graphs import Graphs
-from fedsaddle.engine.vectorised import Vectorised
-from fedsaddle.engine.visits import Extent, Task, Visits
+from fedsaddle.engine.phase import exchange
+from fedsaddle.engine.study import Executor, Lost, PhaseInputs, PhaseResult, Study
+from fedsaddle.engine.visits import Answer, Extent, Task, Visits
 from fedsaddle.errors import BadInput, check_count
 from fedsaddle.problem import Problem
 
@@ -79,7 +81,7 @@ class Worker:
             self.engines[key] = Vectorised(self.memory), Graphs()
         engine, graphs = self.engines[key]
         if self.device.type == "cpu":
-            answers = engine.within_memory(lambda: engine(task, job.extent, visits))
+            answers = engine.within_memory(lambda: engine.answers(task, job.extent, visits))
         else:
             answers = engine.within_memory(
                 lambda: _replayed(engine, graphs, task, job, visits), graphs.forget
@@ -87,18 +89,17 @@ class Worker:
         return _arrays(answers), engine.news()
 
 
-def _replayed(engine: Vectorised, graphs: Graphs, task: Task, job: Job, visits: Visits) -> dict[str, Any]:
+def _replayed(engine: Vectorised, graphs: Graphs, task: Task, job: Job, visits: Visits) -> Answer:
     """The same, recorded and replayed."""
     real, lanes = len(visits), len(visits.by_lane["t"])
-    phase = job.algorithm.phases()[job.phase]
-    cut = Cut(engine, task, job.extent, varied(phase), task.federation.longest)
+    cut = Cut(engine, task, job.extent)
     count = rounded_up(real)
     pad = torch.arange(count, device=visits.key.device).clamp(max=real - 1)  # the last again and again
     padded: Any = tree_map(lambda rows: rows[pad], visits.rest)
-    engine.measure(task, cut.room, lambda: visits)
-    work = cut.work(lambda inputs: Visits(inputs[0], *inputs[1]), lambda inputs, visits, answers: answers)
+    engine.measure_visit(task, cut.room, lambda: visits)
+    work = cut.work(lambda inputs: Visits(inputs[0], *inputs[1]), lambda inputs, visits, answer: answer)
     answers = graphs((job.phase, cut.key, count, lanes), work, (visits.by_lane, padded))
-    cut_back: dict[str, Any] = tree_map(lambda rows: rows[:real], answers)
+    cut_back: Answer = tree_map(lambda rows: rows[:real], answers)
     return cut_back
 
 
@@ -131,7 +132,7 @@ class _Hand:
     process: int | None = None  # its number, once it is ready
 
 
-class Ray:
+class Ray(Executor):
     """Vectorised, over the actors of a Ray cluster: one for each core, or for each GPU with device `cuda`.
 
     Without an `address` a cluster is started on this machine, reachable from nowhere else; with one (`auto`,
@@ -170,7 +171,10 @@ class Ray:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def __call__(self, task: Task, extent: Extent, visits: Visits) -> dict[str, Any]:
+    def run(self, study: Study, number: int, extent: Extent, inputs: PhaseInputs) -> PhaseResult | Lost:
+        return exchange(study, number, extent, inputs, self.answers)
+
+    def answers(self, task: Task, extent: Extent, visits: Visits) -> Answer | Lost:
         hands = self._crew(task.problem)
         import ray  # not before: joining a cluster or starting one comes first
 
@@ -194,12 +198,11 @@ class Ray:
             self._deaths = 0
             answers.append(found[0])
             self._news = self._news or found[1]
-        result: dict[str, Any] = {}
-        if answers:
-            device = visits.key.device
-            result = tree_map(lambda *parts: torch.cat([torch.tensor(part) for part in parts]), *answers)
-            result = tree_map(lambda rows: rows.to(device), result)
-        return result if heard.all() else {"heard": heard}
+        if not heard.all():
+            return Lost(heard)
+        joined = tree_map(lambda *parts: torch.cat([torch.tensor(part) for part in parts]), *answers)
+        whole: Answer = tree_map(lambda rows: rows.to(visits.key.device), joined)
+        return whole
 
     def news(self) -> str | None:
         """What a person should hear: once, that a worker's memory ran out."""

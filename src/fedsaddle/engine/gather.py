@@ -1,0 +1,176 @@
+"""Who is invited in a phase, and how the wait for their answers ends: drawn, or read from a history.
+
+Nothing here depends on what clients compute, so all phases of a simulated round are settled before any is
+computed. Real arrivals come from elsewhere (`flower.server`), by the same protocol.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedsaddle.engine.study import Lanes, Meeting, Study
+from fedsaddle.fleet import NEVER, Verdict, invite
+from fedsaddle.history import Gathering, History
+
+LOST = "lost"
+Refused = dict[tuple[int, int, int], str]  # (lane, phase, client): why its answer is refused, or LOST
+AHEAD = 256  # lanes' phases that are drawn for at once
+NOBODY = Gathering([], [], [], {}, [], 0.0, Verdict.ABANDON, [])  # where a history has ended
+
+
+class Arrivals(Protocol):
+    """Where answers come from."""
+
+    def known(
+        self, study: Study, round: int, clock: list[float], strikes: Sequence[Counter[int]], refused: Refused
+    ) -> list[Meeting]:
+        """The meetings of as many phases as can be told before anything is computed."""
+
+    def wait(
+        self, study: Study, lanes: Lanes, round: int, number: int, server: Any, playing: list[bool]
+    ) -> Meeting:
+        """The meeting of a phase that could not, for the lanes that are playing."""
+
+
+class Simulated:
+    """All meetings are known: drawn from the seeds, or read from a history."""
+
+    def known(
+        self, study: Study, round: int, clock: list[float], strikes: Sequence[Counter[int]], refused: Refused
+    ) -> list[Meeting]:
+        return meet(study, round, clock, strikes, refused)
+
+    def wait(
+        self, study: Study, lanes: Lanes, round: int, number: int, server: Any, playing: list[bool]
+    ) -> Meeting:
+        raise AssertionError("nobody waits in a simulation")
+
+
+def gather(
+    study: Study,
+    round: int,
+    number: int,
+    clock: list[float],
+    strikes: Sequence[Counter[int]] = (),
+    refused: Refused | None = None,
+) -> Meeting:
+    """Whom each lane invites, and how its wait for their answers ends."""
+    seeds, out = study.lane_seeds, barred(study, strikes)
+    invited = invitations(study, round, number if study.cohorts == "another" else 0, out)
+    delays = study.fleet.delays(seeds, round, number, invited, clock)
+    twice: list[list[int]] = [[] for _ in study.seeds]
+    why: list[dict[int, str]] = [{} for _ in study.seeds]
+    if study.faults is not None:
+        delays = study.faults.delays(seeds, round, number, invited, delays)
+        twice = marked(invited, study.faults.duplicated(seeds, round, number, invited))
+        if study.faults.seen is not None:
+            bad = marked(invited, study.faults.corrupted(seeds[:, None], round, number, invited))
+            why = [dict.fromkeys(own, study.faults.seen) for own in bad]
+    for (lane, phase, client), reason in (refused or {}).items():
+        if phase == number and reason == LOST:
+            delays[lane][invited[lane] == client] = NEVER
+        elif phase == number:
+            why[lane][client] = reason
+    meeting = []
+    for lane, (own, waits) in enumerate(zip(invited.tolist(), delays.tolist(), strict=True)):
+        if out and out[lane]:
+            waits = [wait for client, wait in zip(own, waits, strict=True) if client not in out[lane]]
+            own = [client for client in own if client not in out[lane]]
+        end = study.quorum.settle(waits, [place for place, client in enumerate(own) if client in why[lane]])
+        meeting.append(
+            Gathering(
+                own,
+                [own[place] for place in end.accepted],
+                [own[place] for place in end.late],
+                {own[place]: why[lane][own[place]] for place in end.refused},
+                [client for client, wait in zip(own, waits, strict=True) if wait == NEVER],
+                end.seconds,
+                end.verdict,
+                [
+                    client
+                    for client, wait in zip(own, waits, strict=True)
+                    if client in twice[lane] and wait < NEVER
+                ],
+                end.answered,
+            )
+        )
+    return meeting
+
+
+def invitations(study: Study, round: int, cohort: int, out: list[set[int]]) -> Tensor:
+    """Whom each lane invites: drawn for some rounds at once, unless it depends on odds or on answers."""
+    seeds, clients, count = study.lane_seeds, len(study.problem.federation), study.quorum.invite
+    if out or study.weights is not None:
+        return invite(seeds, round, cohort, clients, count, study.weights, out)
+    drawn = ahead(
+        study, "cohorts", round, lambda rounds, phases: invite(seeds, rounds, phases, clients, count)
+    )
+    return drawn[cohort]
+
+
+def ahead(study: Study, what: str, round: int, draw: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """What is drawn for a round, (phase, lane, ...): with those beside it, which costs no more than one."""
+    phases = len(study.algorithm.phases())
+    span = max(1, AHEAD // (len(study.seeds) * phases))
+    first = round - round % span
+    if study.drawn.get(what, (None,))[0] != first:
+        rounds = torch.arange(first, first + span)[:, None, None]
+        study.drawn[what] = first, draw(rounds, torch.arange(phases)[:, None])
+    return study.drawn[what][1][round - first]
+
+
+def marked(invited: Tensor, marks: Tensor) -> list[list[int]]:
+    """The marked clients of each lane."""
+    rows = zip(invited.tolist(), marks.tolist(), strict=True)
+    return [[client for client, mark in zip(*row, strict=True) if mark] for row in rows]
+
+
+def barred(study: Study, strikes: Sequence[Counter[int]]) -> list[set[int]]:
+    """Whom each lane no longer invites; an empty list if nobody."""
+    if study.checks is None or study.checks.strikes is None:
+        return []
+    found = [study.checks.barred(own) for own in strikes]
+    if study.weights is not None and any(found):  # those with no odds must not come in for them
+        idle = set((study.weights == 0).nonzero().flatten().tolist())
+        found = [own | idle for own in found]
+    return found if any(found) else []
+
+
+def recorded(study: Study, history: History, round: int) -> list[Meeting]:
+    """All phases of a round as they were. A lane that was no longer there meets nobody."""
+    lanes = [history.round(name, seed, round) for name, seed in zip(study.names, study.seeds, strict=True)]
+    phases = len(study.algorithm.phases())
+    padded = [[*own, *[NOBODY] * (phases - len(own))] for own in lanes]
+    return [[own[number] for own in padded] for number in range(phases)]
+
+
+def meet(
+    study: Study,
+    round: int,
+    clock: list[float],
+    strikes: Sequence[Counter[int]] = (),
+    refused: Refused | None = None,
+) -> list[Meeting]:
+    """All phases' gatherings of a round. The last one that was asked for is kept."""
+    if study.history is not None:
+        return recorded(study, study.history, round)
+    counted = study.checks is not None and study.checks.strikes is not None
+    against = tuple(tuple(sorted(own.items())) for own in strikes) if counted else ()
+    when = (round, tuple(clock), against, tuple(refused or ()))
+    if when not in study.next_meetings:
+        study.next_meetings.clear()
+        meetings, now = [], list(clock)
+        so_far: list[Counter[int]] = [Counter(own) for own in strikes] or [Counter() for _ in study.seeds]
+        for number in range(len(study.algorithm.phases())):
+            meeting = gather(study, round, number, now, so_far, refused)
+            meetings.append(meeting)
+            now = [then + end.seconds for then, end in zip(now, meeting, strict=True)]
+            for own, end in zip(so_far, meeting, strict=True):
+                own.update(end.refused.keys())
+        study.next_meetings[when] = meetings
+    return study.next_meetings[when]

@@ -1,0 +1,179 @@
+"""One phase: what is sent, who is asked, and how the answers are judged and merged.
+
+These are functions of tensors. Who computes the answers, and where, is an executor's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from fedsaddle import draws
+from fedsaddle.checks import bounds, judge
+from fedsaddle.core import Algorithm, Message, Pair, Turn
+from fedsaddle.engine.gather import ahead
+from fedsaddle.engine.study import Calls, Lost, PhaseInputs, PhaseResult, Study
+from fedsaddle.engine.visits import Answer, Extent, Task, Visits, projected, untouched
+from fedsaddle.errors import BadInput
+from fedsaddle.merges import clipped
+
+Answers = Callable[[Task, Extent, Visits], Answer | Lost]
+
+
+def calls_of(
+    study: Study, completed: list[int], round: int, number: int, asked: list[list[int]]
+) -> tuple[Calls, Extent]:
+    """The flat list of the clients that each lane asks, and how far the computation must reach."""
+    counts = [len(clients) for clients in asked]
+    client = torch.tensor([number for clients in asked for number in clients])
+    phase = study.algorithm.phases()[number]
+    chances = [0.0] * len(study.seeds)
+    if phase.varied:
+        key = draws.key(draws.STEPS, study.lane_seeds, round, number)
+        chances = draws.uniform(key, 1).squeeze(-1).tolist()
+    steps = [phase.length(chance) for chance in chances]
+
+    walks = [own for own, count in zip(steps, counts, strict=True) if count]
+    rows = int(study.problem.federation.sizes[client].max())
+    extent = Extent(max(walks), rows, ragged=min(walks) < max(walks))
+
+    def keys(rounds: Tensor, phases: Tensor) -> Tensor:
+        return draws.key(draws.BATCHES, study.lane_seeds, rounds, phases)
+
+    lane, place, answers = layout(tuple(counts), study.quorum.wanted)
+    host = Calls(
+        lane,
+        client,
+        place,
+        answers,
+        torch.tensor(completed),
+        torch.tensor(steps),
+        ahead(study, "keys", round, keys)[number],
+        corrupted(study, round, number, lane, client),
+    )
+    if study.device.type == "cpu":
+        return host, extent
+    return Calls(*(values.to(study.device, non_blocking=True) for values in host)), extent
+
+
+@lru_cache(maxsize=8)
+def layout(counts: tuple[int, ...], most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The lane of each visit, where each lane's answers are among the visits, and how many it has."""
+    answers = torch.tensor(counts)
+    first = answers.cumsum(0) - answers
+    place = (first[:, None] + torch.arange(most)).clamp(max=sum(counts) - 1)
+    return torch.repeat_interleave(answers), place, answers
+
+
+def corrupted(study: Study, round: int, number: int, lane: Tensor, client: Tensor) -> Tensor:
+    """Which visits' answers are spoilt."""
+    if study.faults is None:
+        return torch.zeros(len(client), dtype=torch.bool)
+    return study.faults.corrupted(study.lane_seeds[lane], round, number, client)
+
+
+def visits_in(study: Study, number: int, inputs: PhaseInputs) -> Visits:
+    """Who is asked in a phase, and all that is sent."""
+    kept = inputs.kept if isinstance(inputs.kept, Pair) else None
+    return visits_of(study, send(study, inputs.server, number), inputs.calls, kept)
+
+
+def exchange(
+    study: Study, number: int, extent: Extent, inputs: PhaseInputs, answers: Answers
+) -> PhaseResult | Lost:
+    """One phase: send, have the visits answered, merge."""
+    visits = visits_in(study, number, inputs)
+    found = answers(study.task(number), extent, visits)
+    if isinstance(found, Lost):
+        return found
+    return conclude(study, number, inputs, visits.by_lane["down"], found)
+
+
+def conclude(study: Study, number: int, inputs: PhaseInputs, down: Message, answer: Answer) -> PhaseResult:
+    """The end of a phase, when answers are there: spoil them, judge them, merge them."""
+    faults, checks, calls, up = study.faults, study.checks, inputs.calls, answer.up
+    looked_at = faults is not None or checks is not None
+    sent = tree_map(lambda values: values[calls.lane], down) if looked_at else {}
+    if faults is not None and faults.seen is None:  # what is seen is refused, not used
+        up = choose(calls.corrupt, faults.spoil(up, sent), up)
+    result = PhaseResult(inputs.server, answer.keep)
+    if checks is not None and study.history is None:
+        result = result._replace(verdict=judge(up, sent, bounds(checks.norm, study.kinds[number])))
+    server = choose(calls.answers > 0, merge(study, inputs.server, number, calls, up), inputs.server)
+    if number == len(study.algorithm.phases()) - 1:
+        finite = torch.isfinite(server.z.x).all(-1) & torch.isfinite(server.z.y).all(-1)
+        result = result._replace(finite=finite)
+    return result._replace(server=server)
+
+
+def padded(inputs: PhaseInputs, visits: int) -> PhaseInputs:
+    """What a phase is given, with its last visit again and again until there are so many."""
+    calls, kept = inputs.calls, inputs.kept
+    place = torch.arange(visits, device=calls.lane.device).clamp(max=len(calls.lane) - 1)
+    lane, client, corrupt = (values[place] for values in (calls.lane, calls.client, calls.corrupt))
+    calls = calls._replace(lane=lane, client=client, corrupt=corrupt)
+    return PhaseInputs(inputs.server, calls, tree_map(lambda rows: rows[place], kept))
+
+
+def without_padding(result: PhaseResult, visits: int) -> PhaseResult:
+    """What a phase comes to, of its first visits."""
+    keep, verdict = (tree_map(lambda rows: rows[:visits], part) for part in (result.keep, result.verdict))
+    return result._replace(keep=keep, verdict=verdict)
+
+
+def send(study: Study, server: Any, number: int) -> Message:
+    """What each lane's server sends, stacked by lane."""
+    message: Message = study.per_lane(lambda algorithm, s: algorithm.phases()[number].send(s), server)
+    return message
+
+
+def visits_of(study: Study, down: Message, calls: Calls, kept: Pair | None) -> Visits:
+    """Who is asked, and all that is sent."""
+    dtype = next(iter(down.values())).x.dtype
+    by_lane = {"hyper": study.hyper, "down": down, "t": calls.t.to(dtype), "steps": calls.steps}
+    key = draws.fold(calls.key[calls.lane], calls.client)
+    return Visits(by_lane, calls.lane, calls.client, key, kept)
+
+
+def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> Any:
+    """Every lane's server after it has merged its answers into one."""
+    count = calls.answers.to(server.z.x.dtype)
+    there = torch.arange(calls.place.shape[1], device=study.device) < calls.answers[:, None]
+
+    def one(algorithm: Algorithm, server: Any, turn: Turn, merged: Message) -> Any:
+        phase = algorithm.phases()[number]
+        who = f"the merge of phase {phase.name} of {type(algorithm).__name__}"
+        with untouched(who, server):
+            after = projected(study.problem, phase.merge(server, turn, **merged))
+        if looks(after) != looks(server):
+            raise BadInput(f"{who} must give a server as it was: {looks(server)}, not {looks(after)}")
+        return after
+
+    turn = Turn(calls.t.to(count.dtype), count / len(study.problem.federation))
+    clips = bounds(study.merge.clip, study.kinds[number])
+    if clips:
+        sent: Message = tree_map(lambda values: values[calls.lane], send(study, server, number))
+        up = clipped(up, sent, clips)
+    merged = tree_map(lambda answers: study.merge.rule(answers[calls.place], there), up)
+    return study.per_lane(one, server, turn, merged)
+
+
+def looks(state: Any) -> str:
+    """Of what sizes and types a state is made."""
+    leaves, structure = tree_flatten(state)
+    kinds = [f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}" for leaf in leaves]
+    return str(tree_unflatten(kinds, structure))
+
+
+def choose(lanes: Tensor, new: Any, old: Any) -> Any:
+    """The new state in these lanes, the old one in the others."""
+
+    def pick(new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(lanes.reshape(-1, *[1] * (new.dim() - 1)), new, old)
+
+    return tree_map(pick, new, old)
