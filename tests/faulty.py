@@ -25,7 +25,7 @@ from fedsaddle.spec import load
 class Faulty:
     def __init__(self, site: Site, plan: dict[str, str], folder: Path) -> None:
         self.app, self.plan, self.folder = client_app(site), plan, folder
-        self.push, node._push = node._push, self.pushed
+        self.push, node.push_message = node.push_message, self.pushed
         self.fault = ""
 
     def __call__(self, message: Message, context: object) -> Message:

@@ -772,9 +772,11 @@ def test_large_bodies_are_not_read():
     assert ask_door(path, headers=[(b"content-length", b"1"), (b"transfer-encoding", b"chunked")]) == 413
     assert ask_door(path, headers=[(b"content-length", b"-1")]) == 413
     door = link.Outside(None, 1000, ROOT)
-    piece = [(b"content-length", b"400"), (link.KEY, b"key")]
+    piece = [(b"content-length", b"400"), (link.KEY_HEADER, b"key")]
     assert [ask_door(path, headers=piece, door=door) for _ in range(3)] == [path, path, 413]
-    assert ask_door(path, headers=[(b"content-length", b"400"), (link.KEY, b"other")], door=door) == path
+    assert (
+        ask_door(path, headers=[(b"content-length", b"400"), (link.KEY_HEADER, b"other")], door=door) == path
+    )
     for status in (401, 400):  # from a stranger with this public key, or nonsense from its owner
         ask_door("/v1/fleet/push-messages", headers=piece, door=door, status=status)
         assert ask_door(path, headers=piece, door=door) == 413

@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, RecordDict
-from flwr.app import Message as Envelope
-from flwr.clientapp import ClientApp
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
@@ -28,6 +25,8 @@ from fedsaddle.engine.executors.loop import Loop
 from fedsaddle.engine.phase import calls_of, send, visits_of
 from fedsaddle.engine.study import Study, begin
 from fedsaddle.errors import MOST, BadInput
+from fedsaddle.flower._flwr import ClientApp, Context, RecordDict
+from fedsaddle.flower._flwr import Message as Envelope
 from fedsaddle.flower.wire import (
     COUNT,
     FACT,

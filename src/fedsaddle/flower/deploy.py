@@ -22,18 +22,12 @@ from pathlib import Path
 
 import httpx
 from filelock import FileLock, Timeout
-from flwr.common.constant import SubStatus
-from flwr.common.serde import context_from_proto, run_from_proto
-from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest, SendTaskHeartbeatRequest
-from flwr.serverapp import Grid
-from flwr.supercore.run import RunNotRunningException
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedsaddle.core import Remembers
 from fedsaddle.engine import machine
 from fedsaddle.errors import BadInput
 from fedsaddle.flower import keys, link
+from fedsaddle.flower._flwr import Grid, RunNotRunningException
 from fedsaddle.flower.client import Site, client_app
 from fedsaddle.flower.grid import PromptGrid
 from fedsaddle.flower.node import Address, App, attend
@@ -49,7 +43,6 @@ AGAIN = 2.0  # seconds before a node of `local` is started again
 BEAT = 10.0  # seconds between the ServerApp's signs of life; Flower wants one every 30
 DRAIN = 30.0  # seconds to wait for answers that are still owed when the last round is over
 
-Play = Callable[..., object]
 Work = Callable[[Deployment, bool], int]  # the rounds of a plan, from the start or again, to an exit code
 
 
@@ -196,15 +189,9 @@ def _progress(server: Server) -> float:
 def _server(server: Server, nodes: dict[int, int], socket: Path, token: str, resumed: int) -> int:
     """The ServerApp's process: what Flower's own runner does, with our app."""
     asked = server.asked()
-    client = link.runtime_client(socket, token)
-    grid = PromptGrid(token)
-    grid._client = client
-    threading.Thread(target=_beat, args=(client,), daemon=True).start()
-    task = client.PullTaskInput(PullTaskInputRequest())
-    TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
-    TaskIdentity.node_id = task.context.node_id
-    grid.set_run(run_from_proto(task.run))
-    code = 1
+    grid = PromptGrid(socket, token)
+    threading.Thread(target=_beat, args=(grid,), daemon=True).start()
+    context, code = grid.begin(), 1
 
     def work(grid: Grid) -> None:
         nonlocal code
@@ -218,19 +205,19 @@ def _server(server: Server, nodes: dict[int, int], socket: Path, token: str, res
                 deployment.roll.drain(DRAIN)
 
     try:
-        server_app(work)(grid, context_from_proto(task.context))
-        client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
+        server_app(work)(grid, context)
+        grid.complete()
     except (httpx.HTTPError, RunNotRunningException):
         say("the ServerApp has lost the SuperLink")
         return 1
     return code
 
 
-def _beat(client: RuntimeHttpClient) -> None:
+def _beat(grid: PromptGrid) -> None:
     """Tell the SuperLink now and then that the ServerApp lives; the next call will say if it is too late."""
     while True:
         with contextlib.suppress(Exception):
-            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            grid.heartbeat()
         time.sleep(BEAT)
 
 

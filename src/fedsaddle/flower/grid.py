@@ -9,18 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from flwr.app import Message
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectUnavailableError,
-    inflate_object_from_contents,
-)
-from flwr.superlink.grid import HttpGrid
+from fedsaddle.flower._flwr import Message, ObjectPullError, ObjectUnavailableError, SocketGrid, assemble
 
 
 @dataclass
@@ -32,24 +23,20 @@ class Arriving:
     pieces: dict[str, bytes] = field(default_factory=dict)
 
 
-class PromptGrid(HttpGrid):
+class PromptGrid(SocketGrid):
     """Hands out answers as they become whole."""
 
-    def __init__(self, token: str) -> None:
-        super().__init__(insecure=True, token=token)
+    def __init__(self, socket: Path, token: str) -> None:
+        super().__init__(socket, token)
         self.arriving: dict[str, Arriving] = {}
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """The answers to these messages that are whole by now."""
-        wanted, client, run = set(message_ids), self._runtime_client, self.run.run_id
+        wanted = set(message_ids)
         # Flower hands out an envelope once; asked again, it says that the message is gone.
         new = wanted - {answer.reply_to for answer in self.arriving.values()}
-        got = client.PullMessages(PullAppMessagesRequest(message_ids=new))
-        for envelope, tree in zip(got.messages_list, got.message_object_trees, strict=True):
-            names = list(dict.fromkeys(one.object_id for one in iterate_object_tree(tree)))
-            about = envelope.metadata
-            self.arriving[about.message_id] = Arriving(about.reply_to_message_id, names)
-        pull = make_pull_object_fn_protobuf(client.PullObject, self.node, run)
+        for name, reply_to, pieces in self.envelopes(new):
+            self.arriving[name] = Arriving(reply_to, pieces)
         whole = []
         for name, answer in list(self.arriving.items()):
             if answer.reply_to not in wanted:  # nobody waits for it any more
@@ -57,7 +44,7 @@ class PromptGrid(HttpGrid):
                 continue
             try:
                 while answer.missing:
-                    answer.pieces[answer.missing[-1]] = pull(answer.missing[-1])
+                    answer.pieces[answer.missing[-1]] = self.piece(answer.missing[-1])
                     answer.missing.pop()
             except ObjectUnavailableError:
                 continue
@@ -65,14 +52,11 @@ class PromptGrid(HttpGrid):
                 del self.arriving[name]
                 continue
             del self.arriving[name]
-            client.ConfirmMessageReceived(
-                ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=name)
-            )
+            self.confirm(name)
             try:
-                message = inflate_object_from_contents(name, answer.pieces)
+                message = assemble(name, answer.pieces)
             except Exception:  # whatever a node may put together; it is as good as lost
                 continue
-            if isinstance(message, Message) and message.metadata.reply_to_message_id == answer.reply_to:
-                message.metadata.__dict__["_message_id"] = name
+            if message.metadata.reply_to_message_id == answer.reply_to:
                 whole.append(message)
         return whole

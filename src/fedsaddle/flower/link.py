@@ -9,34 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import ssl
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import uvicorn
-from flwr.cli.build import build_fab_from_files
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-    StopRunRequest,
-    UnregisterNodeRequest,
-)
-from flwr.proto.fab_pb2 import Fab
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, TaskType
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
-from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
-from flwr.superlink.main import create_app
 
 from fedsaddle.errors import BadInput
+from fedsaddle.flower import _flwr
+from fedsaddle.flower._flwr import KEY_HEADER, ControlHttpClient, RuntimeHttpClient, open_client
 
 FLEET = frozenset(
     f"/v1/fleet/{call}"
@@ -53,7 +37,6 @@ FLEET = frozenset(
         "confirm-message-received",
     )
 )  # all that a registered node needs; register-node and unregister-node are the server's affair
-KEY = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
 SMALL = 1 << 20  # bytes that a request may have beside the floats of an answer
 
 Scope = MutableMapping[str, Any]
@@ -61,7 +44,6 @@ Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 Serve = Callable[[Scope, Receive, Send], Awaitable[None]]
-Client = TypeVar("Client", ControlHttpClient, RuntimeHttpClient)
 
 
 class Outside:
@@ -106,11 +88,11 @@ class Outside:
         chunked = any(name == b"transfer-encoding" for name, _ in headers)
         if chunked or len(lengths) != 1 or not lengths[0].isdigit() or int(lengths[0]) > self.most:
             return False
-        so_far = self.pushed.get(_named(headers, KEY), 0) if path.endswith("/push-object") else 0
+        so_far = self.pushed.get(_named(headers, KEY_HEADER), 0) if path.endswith("/push-object") else 0
         return so_far + int(lengths[0]) <= self.most
 
     def _count(self, path: str, headers: list[tuple[bytes, bytes]]) -> None:
-        key = _named(headers, KEY)
+        key = _named(headers, KEY_HEADER)
         if path.endswith("/push-messages"):
             self.pushed[key] = 0
         elif path.endswith("/push-object"):
@@ -130,31 +112,7 @@ def listen(
     socket: Path, database: Path, address: tuple[str, int], files: tuple[Path, Path], largest: int
 ) -> None:
     """Run the SuperLink at both doors until the process is ended."""
-    config = SuperLinkLifespanConfig(
-        control_address="",
-        health_server_address=None,
-        host=address[0],
-        port=address[1],
-        insecure=False,
-        certificates=None,
-        superexec_auth_secret=None,
-        authn_plugin=load_control_authn_plugin(),
-        event_log_plugin=None,
-        fleet_event_log_plugin=None,
-        enable_event_log=False,
-        artifact_provider=None,
-        enable_supernode_auth=True,
-        fleet_api_type="grpc-rere",
-        fleet_api_address=None,
-        simulation=False,
-        ssl_ca_certfile=None,
-        ssl_certfile=None,
-        ssl_keyfile=None,
-        database=str(database),
-        isolation="process",
-        runtime_dependency_install=False,
-    )
-    app = create_app(config, SuperLinkLifespan)
+    app = _flwr.superlink(database, address)
     certificate, key = files
     inner = uvicorn.Server(uvicorn.Config(app, uds=str(socket), log_level="warning"))
     outer = uvicorn.Server(
@@ -180,24 +138,13 @@ def listen(
 # --- what the server asks of it, at the inner door --------------------------------------------------------
 
 
-def open_client(kind: type[Client], socket: Path, *interceptors: Any) -> Client:
-    """One of Flower's clients, through the Unix socket."""
-    client = kind(
-        "http://superlink",
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="fedsaddle"), *interceptors],
-    )
-    client._client.close()
-    client._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=30.0)
-    return client
-
-
 def wait_until_up(socket: Path, alive: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Whether the SuperLink has come up in time."""
     end = time.monotonic() + seconds
     with open_client(ControlHttpClient, socket) as control:
         while time.monotonic() < end and alive():
             try:
-                control.ListNodes(ListNodesRequest())
+                _flwr.list_nodes(control)
                 return True
             except httpx.TransportError:
                 time.sleep(0.1)
@@ -212,15 +159,13 @@ def ready_file(socket: Path) -> Path:
 def register(socket: Path, keys: dict[int, bytes]) -> dict[int, int]:
     """Let these keys in and nobody else, and open the outer door; the Flower node of each client."""
     with open_client(ControlHttpClient, socket) as control:
-        listed = control.ListNodes(ListNodesRequest()).nodes_info
-        known = {one.public_key: one.node_id for one in listed if one.status != "unregistered"}
+        known = _flwr.list_nodes(control)
         for key in known.keys() - set(keys.values()):
-            control.UnregisterNode(UnregisterNodeRequest(node_id=known[key]))
+            _flwr.unregister_node(control, known[key])
         for client, key in keys.items():
             if key not in known:
-                request = RegisterNodeRequest(public_key=key, name=f"client-{client}")
                 try:
-                    known[key] = control.RegisterNode(request).node_id
+                    known[key] = _flwr.register_node(control, key, f"client-{client}")
                 except httpx.HTTPStatusError:  # Flower does not take a key twice
                     raise BadInput(
                         f"the key of client {client} was locked out of this run before; remove "
@@ -228,13 +173,6 @@ def register(socket: Path, keys: dict[int, bytes]) -> dict[int, int]:
                     ) from None
     ready_file(socket).touch()
     return {client: known[key] for client, key in keys.items()}
-
-
-def online(socket: Path) -> set[int]:
-    """The Flower nodes that are online."""
-    with open_client(ControlHttpClient, socket) as control:
-        found = control.ListNodes(ListNodesRequest()).nodes_info
-    return {one.node_id for one in found if one.status == "online"}
 
 
 # A run needs an app. This one holds no code: each side brings its own.
@@ -252,17 +190,15 @@ clientapp = "fedsaddle.flower.client:client_app"
 
 def start_run(socket: Path) -> tuple[int, str]:
     """Begin a run of Flower's, and take its ServerApp's place: the run's number, and the token to it."""
-    content, _ = build_fab_from_files({"pyproject.toml": EMPTY})
-    fab = Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content)
     with open_client(ControlHttpClient, socket) as control:
-        run = control.StartRun(StartRunRequest(fab=fab)).run_id
+        run = _flwr.begin_run(control, EMPTY)
     with open_client(RuntimeHttpClient, socket) as runtime:
         for _ in range(100):
-            got = runtime.AcquireTask(AcquireTaskRequest(supported_task_types={TaskType.SERVER_APP}))
-            if got.token and got.task.run_id == run:
-                return run, got.token
-            if not got.token:
+            task = _flwr.acquire_task(runtime)
+            if task is None:
                 time.sleep(0.1)
+            elif task[0] == run:
+                return task
     raise RuntimeError("the SuperLink did not start the run")
 
 
@@ -270,8 +206,4 @@ def stop_run(socket: Path, run: int) -> None:
     """End a run, so that no node answers its messages any more."""
     # It may have ended by itself, and so may the SuperLink.
     with open_client(ControlHttpClient, socket) as control, contextlib.suppress(httpx.HTTPError):
-        control.StopRun(StopRunRequest(run_id=run))
-
-
-def runtime_client(socket: Path, token: str) -> RuntimeHttpClient:
-    return open_client(RuntimeHttpClient, socket, RuntimeTokenHttpInterceptor(token))
+        _flwr.end_run(control, run)

@@ -16,20 +16,19 @@ from pathlib import Path
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.app.message import remove_content_from_message
-from flwr.common.constant import ErrorCode
-from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    no_object_id_recompute,
+
+from fedsaddle.flower._flwr import (
+    Context,
+    Error,
+    ErrorCode,
+    Message,
+    RecordDict,
+    RunNotRunningException,
+    connected,
+    deactivate_node,
+    pull_message,
+    push_message,
 )
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
-from flwr.supercore.run import RunNotRunningException
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.fleet_http_connection import http_request_response
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 App = Callable[[Message, Context], Message]
 
@@ -53,10 +52,9 @@ def attend(app: App, address: Address, largest: int, poll: float, memo: Path) ->
     `largest` bounds the bytes of a message's floats; `poll` is how long to wait when there is none. `memo` is
     a file in which this node notes its number.
     """
-    keys = (address.key, address.key.public_key())
     _leave(address, memo)
-    with http_request_response(address.server, False, address.ca.read_bytes(), keys) as connection:
-        node, receive, send, _, _, pull_object, push_object, confirm = connection
+    with connected(address.server, address.ca.read_bytes(), address.key) as connection:
+        node, receive, send, pull_object, push_object, confirm = connection
         memo.write_text(str(node))
         print(f"online as node {node}", file=sys.stderr, flush=True)
         while True:
@@ -67,19 +65,11 @@ def attend(app: App, address: Address, largest: int, poll: float, memo: Path) ->
                     continue
                 envelope, tree = got
                 run = envelope.metadata.run_id
-                message = pull_and_inflate_object_from_tree(
-                    tree,
-                    _bounded(partial(pull_object, run), 2 * largest + ROOM),
-                    partial(confirm, run),
-                    return_type=Message,
-                    initial_backoff=0.05,
-                    backoff_cap=1.0,
-                    max_time=PATIENCE,
-                )
-                message.metadata.__dict__["_message_id"] = tree.object_id  # it is not part of the content
+                pull = _bounded(partial(pull_object, run), 2 * largest + ROOM)
+                message = pull_message(tree, pull, partial(confirm, run), PATIENCE)
                 began = time.monotonic()
                 reply = answer(app, message, node)
-                _push(reply, time.monotonic() - began, send, partial(push_object, run))
+                push_message(reply, time.monotonic() - began, send, partial(push_object, run))
             except RunNotRunningException:  # the run has ended, or has been started anew
                 continue
 
@@ -91,13 +81,7 @@ def _leave(address: Address, memo: Path) -> None:
     """
     try:
         number = int(memo.read_text())
-        with FleetHttpClient.from_server_address(
-            address.server,
-            False,
-            address.ca.read_bytes(),
-            [NodeAuthHttpInterceptor(address.key, address.key.public_key())],
-        ) as client:
-            client.DeactivateNode(DeactivateNodeRequest(node_id=number))
+        deactivate_node(address.server, address.ca.read_bytes(), address.key, number)
     except (OSError, ValueError, httpx.HTTPError):
         pass  # it was never there, or is not known any more, or nobody listens
 
@@ -126,11 +110,3 @@ def answer(app: App, message: Message, node: int) -> Message:
         reason = f"{type(error).__name__}: {error}"[:LONGEST]
         print(f"not answered: {reason}", file=sys.stderr, flush=True)
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-
-
-def _push(reply: Message, seconds: float, send: Callable, push_object: Callable) -> None:  # type: ignore[type-arg]
-    reply.metadata.__dict__["_message_id"] = reply.object_id
-    with no_object_id_recompute():
-        tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
-        wanted, session = send(remove_content_from_message(reply), tree, seconds)
-        push_objects(objects, partial(push_object, session), object_ids_to_push=wanted)

@@ -20,10 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from flwr.app import Context
-from flwr.app import Message as Envelope
-from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid, ServerApp
 from torch.utils._pytree import tree_map
 
 from fedsaddle.checks import bounds, refuse
@@ -35,6 +31,8 @@ from fedsaddle.engine.study import Event, Executor, Lanes, Lost, Meeting, PhaseI
 from fedsaddle.engine.visits import Answer, Extent, Task, Visits
 from fedsaddle.errors import MOST, BadInput
 from fedsaddle.fleet import Quorum, Verdict, invite
+from fedsaddle.flower._flwr import Context, ErrorCode, Grid, ServerApp
+from fedsaddle.flower._flwr import Message as Envelope
 from fedsaddle.flower.client import Lane
 from fedsaddle.flower.wire import (
     COUNT,

@@ -16,11 +16,11 @@ import json
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedsaddle.core import Message, Pair
 from fedsaddle.errors import printable
+from fedsaddle.flower._flwr import ConfigRecord, RecordDict
 
 HEADER, FLOATS = "header", "floats"
 COUNT, FACT = "count.", "fact."  # what a device tells of its rows, and what follows from all of them
