@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -260,16 +261,8 @@ class Connection(NamedTuple):
 @contextlib.contextmanager
 def connected(server: str, ca: bytes, key: ec.EllipticCurvePrivateKey) -> Iterator[Connection]:
     """Be online. A server that does not let the node in ends the process (SystemExit)."""
-    with http_request_response(server, False, ca, (key, key.public_key())) as (
-        node,
-        receive,
-        send,
-        _,
-        _,
-        pull_object,
-        push_object,
-        confirm,
-    ):
+    with http_request_response(server, False, ca, (key, key.public_key())) as calls:
+        node, receive, send, _get_run, _get_fab, pull_object, push_object, confirm = calls
         yield Connection(node, receive, send, pull_object, push_object, confirm)
 
 
@@ -285,13 +278,7 @@ def pull_message(
 ) -> Message:
     """A message whose pieces may still be on their way to the SuperLink; they have so many seconds."""
     message = pull_and_inflate_object_from_tree(
-        tree,
-        pull,
-        confirm,
-        return_type=Message,
-        initial_backoff=0.05,
-        backoff_cap=1.0,
-        max_time=seconds,
+        tree, pull, confirm, return_type=Message, initial_backoff=0.05, backoff_cap=1.0, max_time=seconds
     )
     return _identify(message, tree.object_id)
 
@@ -304,8 +291,4 @@ def push_message(
     with no_object_id_recompute():
         tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
         wanted, session = send(remove_content_from_message(reply), tree, seconds)
-        push_objects(
-            objects,
-            lambda name, content: push_object(session, name, content),
-            object_ids_to_push=wanted,
-        )
+        push_objects(objects, partial(push_object, session), object_ids_to_push=wanted)
