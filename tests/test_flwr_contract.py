@@ -1,0 +1,408 @@
+"""What FedSaddle relies on in Flower's private parts, name by name.
+
+Written for Flower 1.41.0. Under another version, what fails here says which name has changed; CONTRIBUTING.md
+says how to move on. Real processes are in test_flower.py.
+"""
+
+import ast
+import importlib
+import inspect
+import re
+import threading
+import tomllib
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import httpx
+import uvicorn
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from google.protobuf.descriptor import FieldDescriptor
+
+from fedsaddle.flower import QUIET, _flwr, link
+from fedsaddle.flower.grid import PromptGrid
+from fedsaddle.flower.keys import CURVE
+
+WRITTEN_FOR = "1.41.0"
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "fedsaddle"
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in what Flower itself depends on
+PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
+
+
+def changed(name: str, what: object) -> str:
+    return f"{name} has changed: {what} (written for Flower {WRITTEN_FOR}, installed is {version('flwr')})"
+
+
+def imports(path: Path) -> list[tuple[str, str]]:
+    """(module, name) of all that a file imports, wherever in it."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found += [(node.module, alias.name) for alias in node.names]
+    return [(module, name) for module, name in found if module.split(".")[0] == "flwr"]
+
+
+HOME = {name: module for module, name in imports(SOURCE / "flower" / "_flwr.py")}
+
+
+def find(name: str) -> object:
+    """A name that _flwr.py imports, or `module:name`."""
+    module, _, name = name.rpartition(":")
+    try:
+        return getattr(importlib.import_module(module or HOME[name]), name)
+    except (ImportError, AttributeError) as error:
+        raise AssertionError(changed(name, error)) from None
+
+
+# --- one file -------------------------------------------------------------------------------------------
+
+
+def test_one_file_imports_flower():
+    paths = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if imports(path)}
+    assert paths == {"flower/_flwr.py"}
+    for path in SOURCE.rglob("*.py"):
+        assert not re.search(r"(import_module|__import__)\(.flwr", path.read_text()), path
+
+
+def test_the_version_is_one_that_can_be_installed():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (least, below) = re.fullmatch(r"flwr>=([\d.]+),<([\d.]+)", extras["flower"][0]).groups()
+    least, written, below = (tuple(map(int, one.split("."))) for one in (least, WRITTEN_FOR, below))
+    assert least <= written < below
+    assert WRITTEN_FOR in __doc__
+
+
+def test_public_names_are_public():
+    for name, module in HOME.items():
+        if module in PUBLIC:
+            assert name in importlib.import_module(module).__all__, changed(name, "no longer public")
+
+
+# --- functions and classes: what is passed by position, and what by name ------------------------------------
+
+CALLS = {
+    "remove_content_from_message": ("message", ""),
+    "build_fab_from_files": ("files", ""),
+    "context_from_proto": ("context_proto", ""),
+    "run_from_proto": ("run_proto", ""),
+    "ControlHttpClient": ("base_url", "interceptors"),
+    "RuntimeHttpClient": ("base_url", "interceptors"),
+    "get_all_nested_objects": ("obj", ""),
+    "get_object_tree": ("obj", ""),
+    "iterate_object_tree": ("tree", ""),
+    "no_object_id_recompute": ("", ""),
+    "make_pull_object_fn_protobuf": ("pull_object_protobuf node run_id", ""),
+    "inflate_object_from_contents": ("object_id object_contents", ""),
+    "pull_and_inflate_object_from_tree": (
+        "object_tree pull_object_fn confirm_object_received_fn",
+        "return_type initial_backoff backoff_cap max_time",
+    ),
+    "push_objects": ("objects push_object_fn", "object_ids_to_push"),
+    "RuntimeTokenHttpInterceptor": ("token", ""),
+    "RuntimeVersionHttpInterceptor": ("", "component_name"),
+    "load_control_authn_plugin": ("", ""),
+    "SuperLinkLifespan": ("config state_factory", ""),  # create_app makes it
+    "create_app": ("config superlink_lifespan_class", ""),
+    "HttpGrid": ("", "insecure token"),
+    "FleetHttpClient": ("base_url", "interceptors"),
+    "http_request_response": ("server_address insecure root_certificates authentication_keys", ""),
+    "NodeAuthHttpInterceptor": ("private_key public_key", ""),
+    "SuperLinkLifespanConfig": (
+        "",
+        "control_address health_server_address host port insecure certificates superexec_auth_secret "
+        "authn_plugin event_log_plugin fleet_event_log_plugin enable_event_log artifact_provider "
+        "enable_supernode_auth fleet_api_type fleet_api_address simulation ssl_ca_certfile ssl_certfile "
+        "ssl_keyfile database isolation runtime_dependency_install",
+    ),
+}
+METHODS = {
+    ("FleetHttpClient", "from_server_address"): "server_address insecure root_certificates interceptors",
+    ("HttpGrid", "set_run"): "self run",
+    ("HttpGrid", "push_messages"): "self messages",
+    ("HttpGrid", "pull_messages"): "self message_ids",
+    ("HttpGrid", "get_node_ids"): "self",
+}
+
+
+def assert_callable(name: str, function: object, positional: str, named: str = "") -> None:
+    parameters = inspect.signature(function).parameters
+    first, given = positional.split(), {*positional.split(), *named.split()}
+    assert list(parameters)[: len(first)] == first, changed(name, f"its parameters are {list(parameters)}")
+    missing = given - set(parameters)
+    assert not missing, changed(name, f"it no longer takes {', '.join(sorted(missing))}")
+    plain = [one for one in parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    needed = {one.name for one in plain if one.default is one.empty} - given
+    assert not needed, changed(name, f"it now needs {', '.join(sorted(needed))}")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls(name):
+    assert_callable(name, find(name), *CALLS[name])
+
+
+@pytest.mark.parametrize(("kind", "method"), METHODS)
+def test_methods(kind, method):
+    assert hasattr(find(kind), method), changed(f"{kind}.{method}", "it is gone")
+    assert_callable(f"{kind}.{method}", getattr(find(kind), method), METHODS[kind, method])
+
+
+# --- calls over HTTP: the fields that are written and read, and the path -----------------------------------
+
+RPCS = {
+    "control": {
+        "ListNodes": ("ListNodesRequest", "", "nodes_info.public_key nodes_info.node_id nodes_info.status"),
+        "RegisterNode": ("RegisterNodeRequest", "public_key name", "node_id"),
+        "UnregisterNode": ("UnregisterNodeRequest", "node_id", ""),
+        "StartRun": ("StartRunRequest", "fab.hash_str fab.content", "run_id"),
+        "StopRun": ("StopRunRequest", "run_id", ""),
+    },
+    "runtime": {
+        "AcquireTask": ("AcquireTaskRequest", "supported_task_types", "token task.run_id"),
+        "PullTaskInput": ("PullTaskInputRequest", "", "task_id run.run_id context.node_id"),
+        "PushTaskOutput": ("PushTaskOutputRequest", "sub_status details", ""),
+        "SendTaskHeartbeat": ("SendTaskHeartbeatRequest", "", ""),
+        "PullMessages": (
+            "PullAppMessagesRequest",
+            "message_ids",
+            "messages_list.metadata.message_id messages_list.metadata.reply_to_message_id "
+            "message_object_trees.object_id",
+        ),
+        "PullObject": (
+            "flwr.proto.message_pb2:PullObjectRequest",
+            "node.node_id run_id object_id",
+            "object_found object_available object_content",
+        ),
+        "ConfirmMessageReceived": (
+            "ConfirmMessageReceivedRequest",
+            "node.node_id run_id message_object_id",
+            "",
+        ),
+    },
+    "fleet": {"DeactivateNode": ("DeactivateNodeRequest", "node_id", "")},
+}
+CLIENTS = {"control": "ControlHttpClient", "runtime": "RuntimeHttpClient", "fleet": "FleetHttpClient"}
+
+
+def assert_fields(name: str, message: type, paths: str) -> None:
+    for path in paths.split():
+        kind = message.DESCRIPTOR
+        for field in path.split("."):
+            known = {} if kind is None else kind.fields_by_name
+            assert field in known, changed(name, f"{message.__name__} has no {path}")
+            single = known[field].type == FieldDescriptor.TYPE_MESSAGE
+            kind = known[field].message_type if single else None
+
+
+@pytest.mark.parametrize(("api", "method"), [(api, method) for api in RPCS for method in RPCS[api]])
+def test_requests_and_responses(api, method):
+    name, (request, written, read) = f"{CLIENTS[api]}.{method}", RPCS[api][method]
+    function = getattr(find(CLIENTS[api]), method, None)
+    assert function is not None, changed(name, "it is gone")
+    hints = inspect.get_annotations(function, eval_str=True)
+    assert hints["request"] is find(request), changed(name, f"it takes {hints['request'].__name__}")
+    assert_fields(name, hints["request"], written)
+    assert_fields(name, hints["return"], read)
+
+
+def test_messages_without_a_call_of_their_own():
+    assert_fields("Fab", find("Fab"), "hash_str content")
+    assert_fields("ObjectTree", find("ObjectTree"), "object_id")
+
+
+def test_a_node_calls_the_paths_that_are_open(monkeypatch):
+    """All calls of Flower's fleet client but those by which a node would register itself."""
+    paths = set()
+    kind = find("FleetHttpClient")
+    monkeypatch.setattr(kind, "_unary_unary", lambda self, *, path, **more: paths.add(path))
+    client = kind("http://nowhere")
+    for name in dir(kind):
+        if name[0].isupper():
+            getattr(client, name)(None)
+    own = {f"/v1/fleet/{call}" for call in ("register-node", "unregister-node")}
+    assert paths - own == link.FLEET, changed("FleetHttpClient", f"its paths are {sorted(paths)}")
+
+
+# --- constants, exceptions, variables -----------------------------------------------------------------------
+
+CONSTANTS = {
+    "ErrorCode": {
+        "CLIENT_APP_RAISED_EXCEPTION": 2,
+        "MESSAGE_UNAVAILABLE": 3,
+        "REPLY_MESSAGE_UNAVAILABLE": 4,
+        "NODE_UNAVAILABLE": 5,
+    },
+    "SubStatus": {"COMPLETED": "completed"},
+    "TaskType": {"SERVER_APP": "flwr-serverapp"},
+    "flwr.supercore.constant:NodeStatus": {"UNREGISTERED": "unregistered"},
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants(name):
+    for constant, value in CONSTANTS[name].items():
+        got = getattr(find(name), constant, None)
+        assert got == value, changed(f"{name}.{constant}", got)
+
+
+def test_names_that_are_only_texts():
+    assert find("FLEET_HTTP_PUBLIC_KEY_HEADER") == "flwr-public-key"
+    assert find("flwr.common.constant:TRANSPORT_TYPE_GRPC_RERE") == "grpc-rere"  # fleet_api_type
+    assert find("flwr.common.constant:ISOLATION_MODE_PROCESS") == "process"  # isolation
+    assert find("flwr.supercore.logger:FLOWER_LOGGER").name == "flwr"  # deploy.py turns it down
+
+
+def test_exceptions():
+    # What ends a run is not an Exception, so that `except Exception` does not take it for a node's mistake.
+    assert not issubclass(find("RunNotRunningException"), Exception)
+    for name in ("ObjectPullError", "ObjectUnavailableError"):
+        assert issubclass(find(name), Exception), changed(name, "it is no Exception")
+    assert not issubclass(find("ObjectPullError"), find("ObjectUnavailableError"))
+
+
+def test_flower_still_reads_what_keeps_it_quiet():
+    folder = Path(importlib.import_module("flwr").__file__).parent
+    text = "".join(path.read_text() for path in folder.rglob("*.py"))
+    for variable in QUIET:
+        assert f'"{variable}"' in text, changed(variable, "Flower no longer reads it")
+
+
+def test_every_private_name_is_held_to_something():
+    held = {*CALLS, *CONSTANTS, "Fab", "ObjectTree", "TaskIdentity", "FLEET_HTTP_PUBLIC_KEY_HEADER"}
+    held |= {request for calls in RPCS.values() for request, _, _ in calls.values()}
+    held |= {"RunNotRunningException", "ObjectPullError", "ObjectUnavailableError"}
+    private = {name for name, module in HOME.items() if module not in PUBLIC}
+    assert private <= held, f"say in this file what is relied on: {sorted(private - held)}"
+    stale = {name for name in held if ":" not in name} - private
+    assert not stale, f"no longer imported: {sorted(stale)}"
+
+
+# --- behaviour: a SuperLink, a ServerApp and a node in this process -----------------------------------------
+
+
+class Inside(httpx.HTTPTransport):
+    """To the Unix socket, also what was meant for the outer door and its TLS."""
+
+    def handle_request(self, request):
+        request.url = request.url.copy_with(scheme="http")
+        return super().handle_request(request)
+
+
+@pytest.fixture
+def superlink(tmp_path, monkeypatch):
+    """A SuperLink's socket. Every HTTP client that Flower or FedSaddle opens leads there."""
+    socket, client = tmp_path / "socket", httpx.Client
+    monkeypatch.setattr(httpx, "Client", lambda **options: client(transport=Inside(uds=str(socket))))
+    app = _flwr.superlink(tmp_path / "link.db", ("127.0.0.1", 1))
+    server = uvicorn.Server(uvicorn.Config(app, uds=str(socket), ws="none", log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    assert link.wait_until_up(socket, thread.is_alive)
+    yield socket
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def key():
+    return ec.generate_private_key(CURVE)
+
+
+def public(key) -> bytes:
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return key.public_key().public_bytes(serialization.Encoding.PEM, form)
+
+
+@pytest.fixture
+def grid(superlink, key):
+    """A ServerApp's grid, in a run for which this key is registered."""
+    link.register(superlink, {0: public(key)})
+    run, token = link.start_run(superlink)
+    grid = PromptGrid(superlink, token)
+    context, identity = grid.begin(), find("TaskIdentity")
+    assert identity.run_id == grid.run.run_id == run
+    assert identity.node_id == grid.node.node_id == context.node_id
+    yield grid
+    grid.close()
+
+
+def letter(node: int):
+    content = _flwr.RecordDict({"floats": _flwr.ConfigRecord({"z.x": b"\0" * 40})})
+    return _flwr.Message(content, dst_node_id=node, message_type="train.visit", ttl=60.0, group_id="0")
+
+
+def test_nodes_are_registered_once(superlink, key):
+    with _flwr.open_client(_flwr.ControlHttpClient, superlink) as control:
+        assert _flwr.list_nodes(control) == {}
+        node = _flwr.register_node(control, public(key), "client-0")
+        assert _flwr.list_nodes(control) == {public(key): node}
+        with pytest.raises(httpx.HTTPStatusError):
+            _flwr.register_node(control, public(key), "client-1")
+        _flwr.unregister_node(control, node)
+        assert _flwr.list_nodes(control) == {}
+        with pytest.raises(httpx.HTTPStatusError):  # nor after it was locked out
+            _flwr.register_node(control, public(key), "client-0")
+
+
+def test_a_message_there_and_back(superlink, grid, key):
+    """In the steps that FedSaddle takes, and with an answer whose pieces come after its envelope."""
+    grid.heartbeat()
+    with _flwr.connected("superlink", None, key) as connection:
+        node, run = connection.node, grid.run.run_id
+        assert connection.receive() is None
+        assert list(grid.get_node_ids()) == [node]
+        (sent,) = grid.push_messages([letter(node)])
+        envelope, tree = connection.receive()
+        assert envelope.metadata.run_id == run
+        pull, confirm = partial(connection.pull_object, run), partial(connection.confirm, run)
+        message = _flwr.pull_message(tree, pull, confirm, 5.0)
+        assert message.metadata.message_id == sent
+        assert message.content["floats"]["z.x"] == b"\0" * 40
+
+        reply, held = _flwr.Message(message.content, reply_to=message), []
+        _flwr.push_message(reply, 0.1, connection.send, lambda *piece: held.append(piece))
+        assert held
+        assert grid.pull_messages([sent]) == []
+        assert [answer.reply_to for answer in grid.arriving.values()] == [sent]
+        for piece in held:
+            assert grid.pull_messages([sent]) == []
+            connection.push_object(run, *piece)
+        (back,) = grid.pull_messages([sent])
+        assert (back.metadata.src_node_id, back.metadata.reply_to_message_id) == (node, sent)
+        assert back.content["floats"]["z.x"] == b"\0" * 40
+        with pytest.raises(_flwr.ObjectPullError):
+            grid.piece("0" * 64)
+
+        grid.push_messages([letter(node)])
+        grid.complete()
+        link.stop_run(superlink, run)  # it may have ended already
+        with pytest.raises(_flwr.RunNotRunningException):
+            connection.pull_object(run, tree.object_id)
+
+
+def test_strangers_are_not_let_in(superlink, key):
+    with pytest.raises(SystemExit), _flwr.connected("superlink", None, key):
+        pass
+    with pytest.raises(httpx.HTTPStatusError):
+        _flwr.deactivate_node("superlink", None, key, 1)
+
+
+def test_a_node_can_say_that_it_has_gone(grid, key):
+    with _flwr.connected("superlink", None, key) as connection:
+        assert list(grid.get_node_ids()) == [connection.node]
+        _flwr.deactivate_node("superlink", None, key, connection.node)
+        assert list(grid.get_node_ids()) == []
+
+
+def test_pieces_that_are_no_message_are_refused():
+    pieces = find("get_all_nested_objects")(_flwr.ConfigRecord({"a": 1}))
+    (name,) = pieces
+    with pytest.raises(TypeError, match="expected a message, got ConfigRecord"):
+        _flwr.assemble(name, {name: pieces[name].deflate()})
