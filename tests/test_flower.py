@@ -886,7 +886,8 @@ class Fleet:
 
     def start(self, name, command):
         log = (self.folder / f"{name}.log").open("ab")
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        paths = os.pathsep.join((str(ROOT), str(ROOT.parent / "src")))  # this tree's, whatever is installed
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
         process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env=env)
         log.close()
         self.processes.append(process)

@@ -24,9 +24,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf.descriptor import FieldDescriptor
 
-from fedsaddle.flower import QUIET, _flwr, link
-from fedsaddle.flower.grid import PromptGrid
+from fedsaddle.flower import QUIET
 from fedsaddle.flower.keys import CURVE
+
+try:
+    from fedsaddle.flower import _flwr, link
+    from fedsaddle.flower.grid import PromptGrid
+except ImportError:  # says of one name that it is gone; the tests below say it of all
+    _flwr = link = PromptGrid = None
 
 WRITTEN_FOR = "1.41.0"
 ROOT = Path(__file__).parent.parent
