@@ -84,8 +84,8 @@ class Site:
         return self._lanes[key]
 
     def prepare(self) -> int:
-        """Make one answer for nobody, which loads all that PyTorch needs for it; a process that is forked
-        then has it ready. The bytes of the largest message that any algorithm sends."""
+        """Warm up: compute an answer that nobody gets, so that forked processes have loaded what PyTorch
+        needs for it. Returns the bytes of the largest message that any algorithm sends."""
         seeds = {name: study.seeds[0] for name, study in self.plan.studies.items()}
         lanes = [self.lane(name, seed) for name, seed in seeds.items()]
         up, _ = lanes[0].answer(self.client, 0, 0, 0, lanes[0].down[0], lanes[0].blank(self.client))

@@ -21,6 +21,7 @@ import uvicorn
 from fedsaddle.errors import BadInput
 from fedsaddle.flower import _flwr
 from fedsaddle.flower._flwr import KEY_HEADER, ControlHttpClient, RuntimeHttpClient, open_client
+from fedsaddle.flower.wire import OVERHEAD
 
 FLEET = frozenset(
     f"/v1/fleet/{call}"
@@ -37,7 +38,6 @@ FLEET = frozenset(
         "confirm-message-received",
     )
 )  # all that a registered node needs; register-node and unregister-node are the server's affair
-SMALL = 1 << 20  # bytes that a request may have beside the floats of an answer
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
@@ -117,7 +117,7 @@ def listen(
     inner = uvicorn.Server(uvicorn.Config(app, uds=str(socket), log_level="warning"))
     outer = uvicorn.Server(
         uvicorn.Config(
-            Outside(app, 2 * largest + SMALL, ready_file(socket)),
+            Outside(app, 2 * largest + OVERHEAD, ready_file(socket)),
             host=address[0],
             port=address[1],
             ssl_certfile=str(certificate),
@@ -204,6 +204,6 @@ def start_run(socket: Path) -> tuple[int, str]:
 
 def stop_run(socket: Path, run: int) -> None:
     """End a run, so that no node answers its messages any more."""
-    # It may have ended by itself, and so may the SuperLink.
+    # It may have ended already, and so may the SuperLink.
     with open_client(ControlHttpClient, socket) as control, contextlib.suppress(httpx.HTTPError):
         _flwr.end_run(control, run)

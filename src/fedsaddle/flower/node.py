@@ -1,7 +1,7 @@
 """One device's connection to the server: fetch a message, answer it, fetch the next.
 
-It does what Flower's SuperNode does, over Flower's own client of the fleet's API, but answers by FedSaddle's
-ClientApp in this very process. A SuperNode starts a Python process for each message, which costs seconds, and
+It does what Flower's SuperNode does, with Flower's own client of the fleet API, but FedSaddle's ClientApp
+answers in this very process. A SuperNode starts a Python process for each message, which costs seconds, and
 runs the app that the server sends; here nothing that comes from the server is ever run.
 """
 
@@ -29,12 +29,12 @@ from fedsaddle.flower._flwr import (
     pull_message,
     push_message,
 )
+from fedsaddle.flower.wire import OVERHEAD
 
 App = Callable[[Message, Context], Message]
 
-ROOM = 1 << 20  # bytes of a message beside its floats
-PATIENCE = 300.0  # seconds for a message's contents to follow its envelope
-LONGEST = 400  # characters of a reason
+CONTENT_TIMEOUT = 300.0  # seconds for a message's contents to follow its envelope
+REASON_LENGTH = 400  # characters
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Address:
 
 
 def attend(app: App, address: Address, largest: int, poll: float, memo: Path) -> None:
-    """Answer messages until the connection is refused. While the server is away it is tried again and again.
+    """Answer messages until the server refuses the connection. While it is away, calls are retried.
 
-    `largest` bounds the bytes of a message's floats; `poll` is how long to wait when there is none. `memo` is
+    `largest` bounds the bytes of a message's floats; `poll` is the pause after finding no message. `memo` is
     a file in which this node notes its number.
     """
     _leave(address, memo)
@@ -65,8 +65,8 @@ def attend(app: App, address: Address, largest: int, poll: float, memo: Path) ->
                     continue
                 envelope, tree = got
                 run = envelope.metadata.run_id
-                pull = _bounded(partial(pull_object, run), 2 * largest + ROOM)
-                message = pull_message(tree, pull, partial(confirm, run), PATIENCE)
+                pull = _bounded(partial(pull_object, run), 2 * largest + OVERHEAD)
+                message = pull_message(tree, pull, partial(confirm, run), CONTENT_TIMEOUT)
                 began = time.monotonic()
                 reply = answer(app, message, node)
                 push_message(reply, time.monotonic() - began, send, partial(push_object, run))
@@ -107,6 +107,6 @@ def answer(app: App, message: Message, node: int) -> Message:
     try:
         return app(message, context)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"[:LONGEST]
+        reason = f"{type(error).__name__}: {error}"[:REASON_LENGTH]
         print(f"not answered: {reason}", file=sys.stderr, flush=True)
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

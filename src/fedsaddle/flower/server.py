@@ -1,11 +1,11 @@
 """The ServerApp: rounds on real arrivals. Everything but the waiting is the simulator's.
 
 The server invites clients in the order that the simulator draws, passing over those that are away, still owe
-an answer or are barred; so with everybody there it invites the same. It goes on as `Quorum` says, merges what
-it has in the order of the clients' numbers by the simulator's `merge`, and leaves the usual run folder.
+an answer or are barred; so with everybody there it invites the same. It goes on as `Quorum` says, aggregates
+what it has by the simulator's `merge`, in the order of the clients' numbers, and leaves the usual run folder.
 
-Flower's `push_messages` and `pull_messages` are all it uses. There is no cancelling a message: a node that is
-slow is not invited again until its answer has come, and been dropped, or its time to live has passed.
+Flower's `push_messages` and `pull_messages` are all it uses. A message cannot be cancelled: a straggler is
+not invited again until its answer has arrived, and been dropped, or its time to live has passed.
 """
 
 from __future__ import annotations
@@ -117,12 +117,12 @@ class Roll:
         return found
 
     def drop(self, owed: Owed, reply: Envelope | None) -> None:
-        """Count an answer that came after its phase was decided, and forget it."""
+        """Count a straggler's answer, which came after its phase was decided, and forget it."""
         if reply is not None and reply.has_content():
             self.overdue.append(owed)
 
     def reckon(self, name: str, seed: int, phase: int) -> tuple[int, ...]:
-        """Whose answers to this phase came after it was over in an earlier round, to be counted now."""
+        """The stragglers of this phase in earlier rounds whose answers have come since, to be counted now."""
         found = [owed for owed in self.overdue if (owed.name, owed.seed, owed.phase) == (name, seed, phase)]
         self.overdue = [owed for owed in self.overdue if owed not in found]
         return tuple(owed.client for owed in found)

@@ -1,4 +1,4 @@
-"""Processes that are started, watched and ended together. When the first ends, so do the others."""
+"""Processes that are started, watched and ended together. When the parent ends, so do its children."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from fedsaddle.errors import printable
 from fedsaddle.flower._flwr import ConfigRecord, RecordDict
 
 HEADER, FLOATS = "header", "floats"
+OVERHEAD = 1 << 20  # bytes that a message may have besides its floats
 COUNT, FACT = "count.", "fact."  # what a device tells of its rows, and what follows from all of them
 TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
