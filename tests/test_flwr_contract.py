@@ -9,6 +9,7 @@ import importlib
 import inspect
 import re
 import threading
+import time
 import tomllib
 from functools import partial
 from importlib.metadata import version
@@ -257,11 +258,37 @@ def test_constants(name):
         assert got == value, changed(f"{name}.{constant}", got)
 
 
-def test_names_that_are_only_texts():
-    assert find("FLEET_HTTP_PUBLIC_KEY_HEADER") == "flwr-public-key"
-    assert find("flwr.common.constant:TRANSPORT_TYPE_GRPC_RERE") == "grpc-rere"  # fleet_api_type
-    assert find("flwr.common.constant:ISOLATION_MODE_PROCESS") == "process"  # isolation
-    assert find("flwr.supercore.logger:FLOWER_LOGGER").name == "flwr"  # deploy.py turns it down
+TEXTS = {
+    "FLEET_HTTP_PUBLIC_KEY_HEADER": "flwr-public-key",
+    "flwr.common.constant:TRANSPORT_TYPE_GRPC_RERE": "grpc-rere",  # fleet_api_type
+    "flwr.common.constant:ISOLATION_MODE_PROCESS": "process",  # isolation
+    "flwr.supercore.logger:LOGGER_NAME": "flwr",  # deploy.py turns it down
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts(name):
+    assert find(name) == TEXTS[name], changed(name, find(name))
+
+
+def test_attributes_that_are_set_from_outside():
+    for name in CLIENTS.values():
+        with find(name)("http://nowhere") as client:
+            assert isinstance(client._client, httpx.Client), changed(f"{name}._client", client._client)
+    grid = find("HttpGrid")(insecure=True, token="token")
+    assert vars(grid).get("_client", "gone") is None, changed("HttpGrid._client", vars(grid))
+    grid._client = object()
+    assert grid._runtime_client is grid._client, changed("HttpGrid._runtime_client", grid._runtime_client)
+    reply = find("flwr.app:Message")(find("flwr.app:RecordDict")(), reply_to=received())
+    assert "_message_id" in vars(reply.metadata), changed("Metadata._message_id", vars(reply.metadata))
+
+
+def received() -> object:
+    """A message as a node has it."""
+    about = {"run_id": 1, "message_id": "a", "src_node_id": 1, "dst_node_id": 2, "reply_to_message_id": ""}
+    about |= {"group_id": "", "created_at": time.time(), "ttl": 60.0, "message_type": "train"}
+    content = find("flwr.app:RecordDict")()
+    return find("flwr.app.message:make_message")(metadata=find("flwr.app:Metadata")(**about), content=content)
 
 
 def test_exceptions():
@@ -280,7 +307,7 @@ def test_flower_still_reads_what_keeps_it_quiet():
 
 
 def test_every_private_name_is_held_to_something():
-    held = {*CALLS, *CONSTANTS, "Fab", "ObjectTree", "TaskIdentity", "FLEET_HTTP_PUBLIC_KEY_HEADER"}
+    held = {*CALLS, *CONSTANTS, *TEXTS, "Fab", "ObjectTree", "TaskIdentity"}
     held |= {request for calls in RPCS.values() for request, _, _ in calls.values()}
     held |= {"RunNotRunningException", "ObjectPullError", "ObjectUnavailableError"}
     private = {name for name, module in HOME.items() if module not in PUBLIC}
