@@ -1,9 +1,11 @@
 # Every target prepares its own environment; nothing else needs to be installed first.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP_INSTALL := pip install --quiet --disable-pip-version-check
+NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "FedSaddle needs Python 3.11 or newer; name one with: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-portable check bench format
+.PHONY: help setup demo test test-portable check docs bench format
 
 # The tests whose outcome could depend on how a processor rounds; of experiments that are alike but for the data, one.
 ARITHMETIC := $(addprefix tests/, test_by_hand.py test_convolutions.py test_engine.py test_exact.py test_golden.py \
@@ -17,6 +19,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make test-portable   those that depend on arithmetic, as older processors compute"
 	@echo "make check   formatting, lint, types and tests, as CI does"
+	@echo "make docs    build the documentation's site, and check every link on it"
 	@echo "make bench   time this engine against a plain loop, pfl-research and Flower"
 	@echo "make setup   prepare .venv only"
 	@echo "make format  rewrite the code in the project's format"
@@ -24,10 +27,10 @@ help:
 setup: .venv/ready
 
 .venv/ready: requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "FedSaddle needs Python 3.11 or newer; name one with: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
+	@$(NEW_ENOUGH)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/$(PIP_INSTALL) -r requirements.lock
+	$(BIN)/$(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	@touch .venv/ready
 
 demo: setup
@@ -48,6 +51,17 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(MAKE) test
+
+# An environment of its own: the site is made from the source as text, without PyTorch.
+docs: .venv-docs/ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	@echo "the site is in site/index.html"
+
+.venv-docs/ready: requirements-docs.lock
+	@$(NEW_ENOUGH)
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/$(PIP_INSTALL) --no-deps -r requirements-docs.lock
+	@touch .venv-docs/ready
 
 bench: setup
 	$(BIN)/fedsaddle data mnist

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from packaging.requirements import Requirement
 
+import fedsaddle
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.catalogue import SHIPPED, shipped
 from fedsaddle.cli.commands import app
@@ -37,6 +39,7 @@ LISTED = {
     "make check": MAKE,
     "make setup": MAKE,
     "make test-portable": MAKE,
+    "make docs": MAKE,
     "pip install": NETWORK,
     "docker run": NODES,
     "fedsaddle data mnist": NETWORK,
@@ -240,6 +243,28 @@ def test_blocks_of_code_do_what_they_say(document, tmp_path):
             BLOCKS[document, language](text, tmp_path, document)  # a new one wants an entry
 
 
+# --- the site: make docs builds it, and checks the links of what was built ----------------------------------
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_to_files_of_the_repository(document):
+    text = re.sub(r"^```.*?^```", "", (ROOT / document).read_text(), flags=re.S | re.M)
+    for target in re.findall(r"\]\((?!\w+:)([^)#]+)", text):
+        assert (ROOT / document).parent.joinpath(target).is_file(), target
+
+
+def test_the_reference_has_every_public_name():
+    named = re.findall(r"^::: fedsaddle\.(?:\w+\.)?(\w+)$", (ROOT / "docs/python.md").read_text(), flags=re.M)
+    assert sorted(named) == sorted(fedsaddle.__all__)
+
+
+def test_the_lock_of_the_site_holds_what_its_extra_allows():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lock = re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "requirements-docs.lock").read_text(), flags=re.M)
+    for needed in map(Requirement, extras["docs"]):
+        assert dict(lock)[needed.name] in needed.specifier, needed
+
+
 def test_shipped_experiments_are_found_where_the_readme_says():
     assert (SHIPPED / "quadratic.toml").is_file()
     assert "src/fedsaddle/experiments/quadratic.toml" in (ROOT / "README.md").read_text()
@@ -250,18 +275,22 @@ def test_shipped_experiments_are_found_where_the_readme_says():
 MEASURED = re.compile(r"^Measured at commit ([0-9a-f]{7,40}) by:\n\n    \S", flags=re.M)
 
 
-def known_commit(commit: str) -> bool | None:
-    """Whether the history has it; None if there is no history, or not all of it."""
-    git = shutil.which("git")
-    if git is None or not (ROOT / ".git").exists():
+def git(*words: str) -> subprocess.CompletedProcess[str] | None:
+    """What git says; None if there is no history, or not all of it."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
         return None
 
     def ask(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([git, *words], cwd=ROOT, capture_output=True, text=True)
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
 
-    if ask("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
-        return None
-    return ask("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
+    whole = ask("rev-parse", "--is-shallow-repository").stdout.strip() == "false"
+    return ask(*words) if whole else None
+
+
+def known_commit(commit: str) -> bool | None:
+    """Whether the history has it; None if that cannot be known."""
+    said = git("merge-base", "--is-ancestor", commit, "HEAD")
+    return None if said is None else said.returncode == 0
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs/results").glob("*.md")))
@@ -270,6 +299,20 @@ def test_a_page_of_results_names_the_commit_and_the_command(page):
     assert found, "say 'Measured at commit abc1234 by:', an empty line, and the indented command"
     for commit in found:
         assert known_commit(commit) is not False, f"{commit} is not in the history"
+
+
+MOVED = re.compile(r"golden|\d\S* (->|for|instead of)\s+\S*\d", flags=re.I)
+
+
+def test_golden_numbers_move_only_in_a_commit_that_says_why():
+    """CONTRIBUTING.md's rule: its body speaks of golden.json, or says a number before and after."""
+    said = git("log", "-1", "--format=%h %B", "--", "tests/golden.json")
+    changed = git("status", "--porcelain", "--", "tests/golden.json")
+    if said is None or changed is None or not said.stdout:
+        pytest.skip("there is no history here, or not all of it: who moved golden.json cannot be known")
+    assert not changed.stdout, "tests/golden.json has changed: commit it, and say why in the body"
+    subject, _, body = said.stdout.partition("\n")
+    assert MOVED.search(body), f"'{subject}' moved tests/golden.json, and its body does not say why"
 
 
 def test_what_the_readme_says_was_measured_has_a_page():
