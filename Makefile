@@ -55,7 +55,7 @@ check: setup
 # An environment of its own: the site is made from the source as text, without PyTorch.
 docs: .venv-docs/ready
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
-	@echo "the site is in site/index.html"
+	@echo "the site is in site/index.html; with its search: .venv-docs/bin/mkdocs serve"
 
 .venv-docs/ready: requirements-docs.lock
 	@$(NEW_ENOUGH)
