@@ -31,6 +31,8 @@ class Many:
 
     clients: int
 
+    metrics = {"residual": fs.Metric("low", rows="train")}  # noqa: RUF012
+
     @cached_property
     def federation(self) -> Federation:
         source = torch.Generator().manual_seed(0)

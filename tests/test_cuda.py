@@ -233,6 +233,8 @@ class Wide:
 
     width: int = 1 << 22
 
+    metrics = {"x": fs.Metric("low", rows="none")}  # noqa: RUF012
+
     @property
     def federation(self) -> Federation:
         return Federation({"a": torch.linspace(0, 1, 12)}, torch.full((12,), 1))
@@ -356,6 +358,8 @@ class Images:
     "Noise to fit, by a network with convolutions and pooling."
     network: Network
     shape: tuple
+
+    metrics = {"loss": fs.Metric("low", rows="none")}
 
     @property
     def federation(self):

@@ -18,7 +18,19 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedsaddle import BadInput, Everybody, Loop, Pair, Paper, Quorum, Vectorised, draws, make_study, simulate
+from fedsaddle import (
+    BadInput,
+    Everybody,
+    Loop,
+    Metric,
+    Pair,
+    Paper,
+    Quorum,
+    Vectorised,
+    draws,
+    make_study,
+    simulate,
+)
 from fedsaddle.algorithms.cdma import Point
 from fedsaddle.core import Count, Parameters, Phase, Reply, StepSize
 from fedsaddle.engine.phase import exchange
@@ -411,6 +423,7 @@ PRIME = 2**31 - 1
 class Telltale:
     """A game whose field is what it was given: the rows, as digits of one number, and the noise."""
 
+    metrics = {"nothing": Metric("low", rows="none")}  # noqa: RUF012
     federation = Federation({"row": torch.cat([torch.arange(n) for n in SIZES])}, torch.tensor(SIZES))
 
     def init(self, seed):

@@ -143,6 +143,8 @@ class Wide:
 
     width: int = 2000
 
+    metrics = {"x": fs.Metric("low", rows="none")}  # noqa: RUF012
+
     @property
     def federation(self) -> Federation:
         return Federation({"a": torch.linspace(0, 1, 12)}, torch.full((12,), 1))
@@ -601,6 +603,8 @@ def test_looking_at_values_takes_a_loop():
 @dataclasses.dataclass(frozen=True)
 class Judged(fs.Quadratic):
     verdict: str = "tensor"
+
+    metrics = {"metric": fs.Metric("low", rows="none")}  # noqa: RUF012
 
     def evaluate(self, z):
         odd = {

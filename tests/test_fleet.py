@@ -25,6 +25,7 @@ from fedsaddle import (
     Dropout,
     Everybody,
     Latency,
+    Metric,
     Notice,
     Paper,
     Quadratic,
@@ -1019,6 +1020,7 @@ def test_an_abandoned_round_is_told_by_the_answers_that_were_there():
 class Explosive:
     """A problem whose field has no bound."""
 
+    metrics = {"x": Metric("low", rows="none")}  # noqa: RUF012
     federation = Federation({"one": torch.ones(4, 1, dtype=torch.float64)}, torch.ones(4, dtype=torch.int64))
 
     def init(self, seed):

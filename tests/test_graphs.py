@@ -263,6 +263,8 @@ class Judged(Measured):
 
     looks: bool = False
 
+    metrics = dict.fromkeys(("norm", "sum"), fs.Metric("low", rows="none"))
+
     @property
     def federation(self):
         return quadratic().federation

@@ -24,7 +24,7 @@ SOURCE = ROOT / "src" / "fedsaddle"
 
 # Lower rooms know nothing of higher ones.
 FLOORS = [
-    {"errors", "catalogue", "core", "draws", "projections"},
+    {"errors", "catalogue", "core", "draws", "metric", "projections"},
     {"problem", "fleet", "checks", "convolutions", "networks", "data", "scores", "judges", "pictures"},
     {"faults", "merges", "history"},
     {"algorithms", "problems"},

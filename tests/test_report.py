@@ -18,7 +18,7 @@ import chromium
 import fedsaddle as fs
 from fedsaddle import environment
 from fedsaddle.errors import BadInput
-from fedsaddle.problem import better_high
+from fedsaddle.metric import Metric
 from fedsaddle.report import findings, read_runs, write_report
 from fedsaddle.report.reading import Point
 from fedsaddle.report.statistics import area, curve, frame, paired_t_test, spread
@@ -27,6 +27,12 @@ from test_runs import ARGUMENTS, fedsaddle, true_after
 # --- runs written by hand --------------------------------------------------------------------------------
 
 
+DECLARED = {
+    "test_auc": Metric("high", rows="test", chance=0.6),
+    "loss": Metric("low", rows="train"),
+    "inception_score": Metric("high", rows="none"),
+    "f": Metric("low", rows="test"),
+}
 COLUMNS = "algorithm,seed,round,floats_up,floats_down,time_simulated"
 
 
@@ -50,6 +56,8 @@ def write_run(
         "algorithms": {algorithm: {"eta": 0.1} for algorithm in algorithms},
     }
     (folder / "experiment.json").write_text(json.dumps(experiment))
+    told = {metric: DECLARED[metric]._asdict() for metric in metrics.split(",")}
+    (folder / "metrics.json").write_text(json.dumps(told))
     whole = [[*row[:4], 0, float(row[2]), *row[4:]] for row in rows]
     write_table(folder / "rounds.csv", f"{COLUMNS},{metrics}", whole)
     write_table(folder / "events.csv", "algorithm,seed,round,event,detail", events)
@@ -176,16 +184,6 @@ def test_the_area_is_that_of_many_thin_strips(steps, data):
     assert area(points, "loss", budget) == pytest.approx(exact, abs=1e-9)
 
 
-@pytest.mark.parametrize("metric", ["test_auc", "train_AUC", "accuracy", "test_precision", "inception_score"])
-def test_these_are_better_high(metric):
-    assert better_high(metric)
-
-
-@pytest.mark.parametrize("metric", ["loss", "stationarity", "grad_phi", "dual_gap", "fid"])
-def test_these_are_better_low(metric):
-    assert not better_high(metric)
-
-
 def test_a_curve_goes_on_with_the_seeds_that_are_left(by_hand):
     (run,) = read_runs([by_hand])
     start, middle, _ = curve(run.series[1], "test_auc")
@@ -196,7 +194,7 @@ def test_a_curve_goes_on_with_the_seeds_that_are_left(by_hand):
 def test_what_explodes_does_not_press_the_others_to_the_ground(tmp_path):
     rows = [("calm", 0, 0, 0, 2.0), ("calm", 0, 2, 9, 1.0), ("wild", 0, 0, 0, 2.0), ("wild", 0, 2, 9, 1e300)]
     (run,) = read_runs([write_run(tmp_path / "run", rows, metrics="loss")])
-    shown = frame("loss", [curve(one, "loss") for one in run.series])
+    shown = frame(DECLARED["loss"], [curve(one, "loss") for one in run.series])
     assert shown == (1.0, 6.0)
     assert not shown.over_decades
     assert findings(run.series, "loss")[1].final[0] >= 1e150
@@ -205,7 +203,8 @@ def test_what_explodes_does_not_press_the_others_to_the_ground(tmp_path):
 def test_what_grows_as_it_should_is_shown_whole(tmp_path):
     rows = [("able", 0, 0, 0, 2.0), ("able", 0, 2, 9, 8.5)]
     (run,) = read_runs([write_run(tmp_path / "run", rows, metrics="inception_score")])
-    assert frame("inception_score", [curve(one, "inception_score") for one in run.series]) == (2.0, 8.5)
+    curves = [curve(one, "inception_score") for one in run.series]
+    assert frame(DECLARED["inception_score"], curves) == (2.0, 8.5)
 
 
 def test_samples_are_in_the_page(tmp_path, call):
@@ -303,6 +302,12 @@ DAMAGE = {
     "experiment deep": (lambda f: (f / "experiment.json").write_text("[" * 100_000), "not JSON"),
     "experiment a list": (lambda f: (f / "experiment.json").write_text("[]"), "it has no name"),
     "experiment NaN": (change("experiment.json", "0.1", "NaN"), "not JSON"),
+    "metrics gone": (lambda f: (f / "metrics.json").unlink(), "metrics.json is missing, as in runs of older"),
+    "metrics cut": (cut("metrics.json", 20), "it does not declare the metrics of rounds.csv"),
+    "metrics a list": (lambda f: (f / "metrics.json").write_text("[]"), "it does not declare"),
+    "a metric less": (lambda f: (f / "metrics.json").write_text("{}"), "it does not declare"),
+    "a metric up": (change("metrics.json", "high", "up"), "what it declares is no metric"),
+    "huge chance": (change("metrics.json", "0.6", "1" + "0" * 400), "what it declares is no metric"),
     "seeds": (change("experiment.json", "[0, 1, 2]", "[[0], 1, 2]"), "whole numbers"),
 }
 
@@ -346,7 +351,9 @@ def test_a_damaged_run_is_refused_in_one_line(by_hand, refused, damage):
 @settings(deadline=None, derandomize=True, database=None, max_examples=150)
 def test_any_damage_is_bad_input_or_no_damage(tmp_path_factory, data):
     folder = write_run(tmp_path_factory.getbasetemp() / "damaged", ROWS, events=EVENTS, late=LATE)
-    path = folder / data.draw(st.sampled_from(["rounds.csv", "events.csv", "traffic.csv", "experiment.json"]))
+    path = folder / data.draw(
+        st.sampled_from(["rounds.csv", "events.csv", "traffic.csv", "experiment.json", "metrics.json"])
+    )
     text = bytearray(path.read_bytes())
     at, new = data.draw(st.integers(0, len(text))), data.draw(st.binary(max_size=4))
     text[at : at + data.draw(st.integers(0, 4))] = new
@@ -355,12 +362,15 @@ def test_any_damage_is_bad_input_or_no_damage(tmp_path_factory, data):
         runs = read_runs([folder])
     except BadInput:
         return
-    findings(runs[0].series, runs[0].metrics[0])
+    findings(runs[0].series, runs[0].judged_by)
 
 
 def test_what_cannot_be_shown_together_is_refused(by_hand, refused, tmp_path):
     write_run(tmp_path / "other", ROWS, metrics="loss")
     assert "judged by loss" in refused("by-hand", "other")
+    write_run(tmp_path / "turned", ROWS)
+    change("metrics.json", "high", "low")(tmp_path / "turned")
+    assert "test_auc is better low in turned and high in another run" in refused("by-hand", "turned")
     assert "more than once" in refused("by-hand", "./by-hand")
     assert "not a run folder" in refused("by-hand", "nowhere")
     assert "RUN..." in refused()

@@ -21,6 +21,7 @@ from fedsaddle.cli import commands
 from fedsaddle.engine.course import Row, Stop
 from fedsaddle.engine.study import Lanes
 from fedsaddle.errors import BadInput
+from fedsaddle.metric import Metric
 from fedsaddle.problems import AUC
 from fedsaddle.report import read_runs
 from fedsaddle.report.sweeps import families_of
@@ -206,6 +207,8 @@ def test_a_run_does_not_look_at_the_sweep(tiny):
 # --- by which metric -------------------------------------------------------------------------------------
 
 
+HIGH, LOW = Metric("high", rows="test"), Metric("low", rows="train")
+
 DIGITS = TABLES | {
     "problem": {"name": "auc", "dataset": "digits", "clients": 50, "network": "logistic"},
     "algorithms": {"cdma-nc": {"eta": 0.1, "gamma": 0.1}},
@@ -265,14 +268,14 @@ def test_a_validation_split_is_chosen_by_if_there_is_one(tmp_path):
 
 def test_a_setting_that_loses_a_seed_comes_after_all_that_lose_none():
     scores = {
-        "good": score("auc", [0.9, 0.8], 2),
-        "fair": score("auc", [0.6, 0.6], 2),
-        "flattered": score("auc", [0.99], 2),
-        "early": score("auc", [0.95, 0.95], 2, dropped=True),
-        "lost": score("auc", [], 2),
+        "good": score(HIGH, [0.9, 0.8], 2),
+        "fair": score(HIGH, [0.6, 0.6], 2),
+        "flattered": score(HIGH, [0.99], 2),
+        "early": score(HIGH, [0.95, 0.95], 2, dropped=True),
+        "lost": score(HIGH, [], 2),
     }
     assert sorted(scores, key=scores.get) == ["good", "fair", "flattered", "lost", "early"]
-    assert score("loss", [1.0], 1) < score("loss", [2.0], 1)
+    assert score(LOW, [1.0], 1) < score(LOW, [2.0], 1)
 
 
 def test_the_rungs_of_a_ladder():
@@ -292,7 +295,7 @@ def test_halving_by_hand():
         for seed, value in enumerate(own):
             rows.append(Row(names.index(name) + seed, seed, 4, 0, 0, 0.0, {"loss": value}))
     lanes = Lanes(None, None, [], [], [], [])
-    halving = Halving("loss", names, {4: 3})
+    halving = Halving("loss", LOW, names, {4: 3})
     dropped = halving(Stop(4, lanes, rows, []))
     assert [(names[event.lane], event.round, event.what) for event in dropped] == [
         *[("c", 3, "dropped")] * 2,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedsaddle.faults import Faults
     from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
     from fedsaddle.merges import Mean, Median, Merge, TrimmedMean
+    from fedsaddle.metric import Metric
     from fedsaddle.problems import (
         AUC,
         GAN,
@@ -73,6 +74,7 @@ __all__ = [
     "Mean",
     "Median",
     "Merge",
+    "Metric",
     "Notice",
     "Outcome",
     "Pair",
@@ -107,6 +109,7 @@ _HOMES = {
         "faults": "Faults",
         "fleet": "Dropout Everybody Latency Paper Quorum Trace",
         "merges": "Mean Median Merge TrimmedMean",
+        "metric": "Metric",
         "problems": "AUC GAN PROBLEMS Bilinear Fair Quadratic Robust RobustLeastSquares ToyWGAN TwoSines",
         "simulate": "Outcome make_study simulate",
     }.items()

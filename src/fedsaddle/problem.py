@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from fedsaddle.core import Pair
 from fedsaddle.errors import BadInput
+from fedsaddle.metric import Metric
 
 
 class Batch(NamedTuple):
@@ -95,15 +97,15 @@ class Problem(Protocol):
     @property
     def federation(self) -> Federation: ...
 
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """What each number that `evaluate` gives means."""
+
     def init(self, seed: int) -> Pair:
         """Where a run starts."""
 
     def evaluate(self, z: Pair) -> dict[str, float]:
-        """Metrics at a point, always under the same names.
-
-        A sweep does not choose by one that looks at test rows: one whose name begins with test, or that the
-        class lists in `tested`.
-        """
+        """Metrics at a point, by the names that `metrics` declares."""
 
 
 class Measured:
@@ -124,13 +126,6 @@ def floats(metrics: dict[str, Tensor]) -> list[dict[str, float]]:
     """The numbers of some points, (point,) each, fetched from a device all at once."""
     values = torch.stack([value.to(torch.float64) for value in metrics.values()], dim=1)
     return [dict(zip(metrics, row, strict=True)) for row in values.tolist()]
-
-
-HIGH = ("auc", "accuracy", "precision", "score")  # better high; every other metric is better low
-
-
-def better_high(metric: str) -> bool:
-    return any(word in metric.lower() for word in HIGH)
 
 
 @runtime_checkable

@@ -1,6 +1,7 @@
 """A run folder: what a run leaves behind, and how it goes on after a crash as if nothing had happened.
 
     experiment.json         the resolved experiment; it can be run again as it is
+    metrics.json            what the problem declares of each metric
     rounds.csv              one row an evaluation of a lane
     traffic.csv             floats sent so far at each evaluation, by direction, variable and kind
     events.csv              abandoned rounds, diverged lanes, lanes that a sweep has dropped, answers
@@ -55,6 +56,7 @@ from fedsaddle.engine.study import Lanes, Posted, Study, begin, points
 from fedsaddle.environment import here
 from fedsaddle.errors import BadInput, is_machines
 from fedsaddle.history import line
+from fedsaddle.metric import declared
 from fedsaddle.pictures import grid, over_rounds
 from fedsaddle.problem import Pictured
 
@@ -301,6 +303,7 @@ class RunFolder:
         self.notes: list[str] = []
         self.start: Stop | None = None  # where the algorithm that was interrupted goes on
         self._saved: dict[str, Any] = {}  # what the checkpoint says
+        self._declared = declared(next(iter(plan.studies.values())).problem)
         self._experiment = plan.resolved  # as the folder has it: an older one may not hold the defaults
         self._check_free(resume)
         locked_before = os.path.exists(path / ".lock")
@@ -358,6 +361,8 @@ class RunFolder:
         }
         for table in self.tables.values():
             table.open()
+        metrics = {name: metric._asdict() for name, metric in self._declared.items()}
+        write_atomically(self.path / "metrics.json", _json(metrics))  # also into a folder of an older version
         self._tidy()
 
     def _tidy(self) -> None:
@@ -366,7 +371,7 @@ class RunFolder:
         states = [self._saved["state"], *self._saved["kept"].values(), *before["starts"].values()]
         needed = {state["file"] for state in states if state} | {f"before-{before['rounds']}"}
         ours = re.compile(
-            r"((kept/\d+|state-\d+)-\d+\.safetensors(\.part)?)|((checkpoint|experiment|environment)\.json\.part)"
+            r"((kept/\d+|state-\d+)-\d+\.safetensors(\.part)?)|((checkpoint|experiment|metrics|environment)\.json\.part)"
             r"|(before-\d+)"
         )
         for path in [*self.path.iterdir(), *self.path.glob("kept/*")]:

@@ -35,6 +35,7 @@ from fedsaddle.errors import BadInput, check_count, check_seed, meant, shown, un
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Fleet, Quorum
 from fedsaddle.merges import MERGES, Merge
+from fedsaddle.metric import check_declared
 from fedsaddle.problem import Held, Problem
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.runs import Plan
@@ -643,7 +644,7 @@ def load_sweep(
         for key, study in studies.items():
             count, every = len(set(study.names)), bench.checked.evaluate_every
             keep = tuning.rungs(count, sweep.halving, bench.checked.rounds, every)
-            prunes[key] = tuning.Halving(metric, study.names, keep)
+            prunes[key] = tuning.Halving(metric, study.problem.metrics[metric], study.names, keep)
     resolved = bench.resolved({label: own for family in families.values() for label, own in family.items()})
     notes = [*_without_effect(bench, studies), *_not_here(bench, families)]
     if resolved["history"]:  # of thousands of lanes nobody reads one
@@ -704,8 +705,9 @@ def _expanded(name: str, table: dict[str, Any], sweep: Sweep, experiment: str) -
 def _chosen_by(bench: _Bench, sweep: Sweep, asked: bool) -> tuple[str, bool]:
     """The metric that settings are chosen by, and whether it looks at test rows: only if it was asked for."""
     problem = bench.problem
-    metrics = list(problem.evaluate(problem.init(bench.seeds[0]).to(bench.device)))
-    blind = [name for name in metrics if not tuning.sees_test_rows(problem, name)]
+    check_declared(problem, problem.evaluate(problem.init(bench.seeds[0]).to(bench.device)))
+    metrics = list(problem.metrics)
+    blind = [name for name in metrics if problem.metrics[name].rows != "test"]
     if sweep.by is None:
         if not blind:
             raise BadInput(f"every metric looks at test rows; if you mean it, say --by {metrics[0]}")

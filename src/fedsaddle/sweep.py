@@ -19,16 +19,11 @@ from fedsaddle import draws
 from fedsaddle.engine.course import Stop
 from fedsaddle.engine.study import Event
 from fedsaddle.errors import BadInput, unknown
-from fedsaddle.problem import Problem, better_high
+from fedsaddle.metric import Metric
 from fedsaddle.simulate import Hyperparameter
 
 MOST_LANES = 100_000
 Values = dict[str, Any]  # of some hyperparameters
-
-
-def sees_test_rows(problem: Problem, metric: str) -> bool:
-    """Whether choosing by this metric would be choosing by the rows that are to judge the choice."""
-    return metric.startswith("test") or metric in getattr(problem, "tested", ())
 
 
 # --- what to try -----------------------------------------------------------------------------------------
@@ -151,9 +146,9 @@ class Score(NamedTuple):
         return self.cost < math.inf
 
 
-def score(by: str, values: Sequence[float], seeds: int, dropped: bool = False) -> Score:
+def score(metric: Metric, values: Sequence[float], seeds: int, dropped: bool = False) -> Score:
     """A setting that loses a seed comes after all that lose none: a mean over fewer seeds flatters."""
-    cost = fmean(values) * (-1 if better_high(by) else 1) if values else math.inf
+    cost = metric.cost(fmean(values)) if values else math.inf
     return Score(dropped, seeds - len(values), cost)
 
 
@@ -179,6 +174,7 @@ class Halving:
     """Gives up, at each rung, all but the best settings of a study."""
 
     by: str
+    metric: Metric
     names: tuple[str, ...]  # of the lanes
     keep: dict[int, int]  # by round
 
@@ -198,7 +194,7 @@ class Halving:
         values: dict[str, list[float]] = {}
         for row in stop.rows:  # of lanes that have diverged or were dropped there is none
             values.setdefault(self.names[row.lane], []).append(row.metrics[self.by])
-        return {name: score(self.by, own, self.names.count(name)) for name, own in values.items()}
+        return {name: score(self.metric, own, self.names.count(name)) for name, own in values.items()}
 
 
 # --- the winners as an experiment -----------------------------------------------------------------------

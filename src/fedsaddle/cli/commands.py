@@ -323,7 +323,7 @@ def _report(path: Path, quiet: bool) -> int:
 
     runs = read_runs([path])
     page = write_report(runs)
-    metric, spent = runs[0].metrics[0], runs[0].spent
+    metric, spent = runs[0].judged_by, runs[0].spent
     found = findings(runs[0].series, metric)
     if not quiet:
         wide = out.width >= 100
@@ -365,7 +365,7 @@ def _report_sweep(path: Path, quiet: bool) -> int:
 
     runs = read_runs([path])
     page, families = write_report(runs), families_of(runs[0])
-    best, by, first = path / "best.toml", families[0].by, runs[0].metrics[0]
+    best, by, first = path / "best.toml", families[0].by, runs[0].judged_by
     write_atomically(best, winners_toml(runs[0]).encode())
     if families[0].by_test:
         print(f"warning: {CHOSEN_BY_TEST.format(by)}", file=sys.stderr)

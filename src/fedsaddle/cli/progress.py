@@ -17,6 +17,7 @@ from fedsaddle.sweep import score
 
 if TYPE_CHECKING:
     from fedsaddle.engine.course import Stop
+    from fedsaddle.engine.rounds import Study
     from fedsaddle.runs import Plan
 
 
@@ -104,7 +105,7 @@ def _clock(seconds: float) -> str:
 def _describe(plan: Plan, study: str, stop: Stop) -> str:
     alive = f"{sum(stop.lanes.alive)}/{len(plan.studies[study].seeds)} alive"
     if plan.by:
-        value, name = _leader(plan.by, plan.studies[study].names, stop)
+        value, name = _leader(plan.by, plan.studies[study], stop)
         return f"best {plan.by} {value:.4g} ({name}) {alive}"
     name = next(iter(stop.rows[0].metrics))
     mean = sum(row.metrics[name] for row in stop.rows) / len(stop.rows)
@@ -112,12 +113,13 @@ def _describe(plan: Plan, study: str, stop: Stop) -> str:
     return f"{name} {mean:.4g} up {amount(up)} {alive}"
 
 
-def _leader(by: str, names: tuple[str, ...], stop: Stop) -> tuple[float, str]:
+def _leader(by: str, study: Study, stop: Stop) -> tuple[float, str]:
     """The best setting at an evaluation, and its mean over the seeds."""
     values: dict[str, list[float]] = {}
+    names, metric = study.names, study.problem.metrics[by]
     for row in stop.rows:
         values.setdefault(names[row.lane], []).append(row.metrics[by])
-    name = min(values, key=lambda name: score(by, values[name], names.count(name)))
+    name = min(values, key=lambda name: score(metric, values[name], names.count(name)))
     return sum(values[name]) / len(values[name]), name
 
 

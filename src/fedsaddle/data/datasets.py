@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -24,6 +25,11 @@ class Dataset:
     owners: Tensor | None = None  # (training row,), int64: who holds it, where the data say so
     sha256: tuple[str, ...] = ()  # of a person's own files
     has_test: bool = True  # whether the test rows are given; or else they were drawn from the others
+
+    @cached_property
+    def majority(self) -> float:
+        """The part of the test rows that are of the largest class: a guess is right so often."""
+        return int(torch.bincount(self.test_labels).max()) / len(self.test_labels)
 
 
 def scaled(inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -20,6 +20,7 @@ from fedsaddle.engine.round import play, which
 from fedsaddle.engine.study import Event, Lanes, Study, begin
 from fedsaddle.errors import Notice
 from fedsaddle.history import Told
+from fedsaddle.metric import check_declared
 
 BEYOND = 1e150  # a metric of a lane that has diverged: its square is no number
 
@@ -118,6 +119,7 @@ def evaluate(study: Study, lanes: Lanes, round: int) -> tuple[list[Row], list[Ev
     """Judge every lane that is alive; one whose metrics are not finite, or absurd, has diverged."""
     rows, events = [], []
     for lane, metrics in metrics_at(study, lanes, which(lanes.alive)).items():
+        check_declared(study.problem, metrics)
         bad = [name for name, value in metrics.items() if not abs(value) < BEYOND]
         if bad:
             why = f"beyond {BEYOND:g}" if math.isfinite(metrics[bad[0]]) else "no longer finite"

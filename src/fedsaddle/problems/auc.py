@@ -25,6 +25,7 @@ from fedsaddle.data.datasets import DATASETS, Dataset, scaled
 from fedsaddle.data.federated import chunks
 from fedsaddle.data.partition import PARTITIONS, VALIDATION, divide, held_out, idle_dials
 from fedsaddle.errors import BadInput, check_count, check_seed, unknown, without_effect
+from fedsaddle.metric import Metric
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Counts, Facts, Federation, Measured
 from fedsaddle.scores import auroc, average_precision
@@ -39,6 +40,15 @@ OF_A_FILE = (
     "test_sha256",
 )  # dials without a named dataset's
 DEVICES = "devices"  # the partition of rows that are not here
+HARDLY = 0.6  # an AUC up to this is hardly better than guessing, 0.5; the authors give up there too
+METRICS = {
+    "test_auc": Metric("high", rows="test", chance=HARDLY),
+    "validation_auc": Metric("high", rows="validation", chance=HARDLY),
+    "train_auc": Metric("high", rows="train", chance=HARDLY),
+    "test_precision": Metric("high", rows="test"),
+    "loss": Metric("low", rows="train"),
+    "grad_phi": Metric("low", rows="train"),
+}
 
 
 @dataclass(frozen=True)
@@ -328,6 +338,15 @@ class AUC(Measured):
 
     def all_scores(self, x: Tensor, inputs: Tensor) -> Tensor:
         return torch.cat([self.scores(x, rows) for (rows,) in chunks(inputs)])
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        absent = {"validation_auc": not self.validation_share, "grad_phi": not self.grad_phi}
+        return {
+            name: metric
+            for name, metric in METRICS.items()
+            if not absent.get(name) and (not self.away or metric.rows == "test")
+        }
 
     def measure(self, z: Pair) -> dict[str, Tensor]:
         """AUC on both halves, average precision, the loss, and if asked for |grad Phi|."""

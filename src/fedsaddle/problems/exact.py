@@ -29,6 +29,7 @@ from torch import Tensor
 from fedsaddle import draws
 from fedsaddle.core import Pair, Scalar
 from fedsaddle.errors import BadInput, check_count, check_memory, check_seed
+from fedsaddle.metric import Metric
 from fedsaddle.problem import Batch, Federation
 
 Samples = int | tuple[int, int]
@@ -52,6 +53,10 @@ class Exact(Protocol):
     @property
     def solution(self) -> Pair | None:
         """A saddle or, where there is none in closed form, None."""
+
+
+# What `judge` gives. f is the mean over the clients' rows.
+JUDGED = dict.fromkeys(("stationarity", "phi", "dual_gap"), Metric("low", rows="train"))
 
 
 def judge(problem: Exact, z: Pair) -> dict[str, float]:
@@ -158,6 +163,8 @@ class Quadratic:
     flat: int = 0
     samples: Samples = 10
     seed: int = 0
+
+    metrics = JUDGED
 
     def __post_init__(self) -> None:
         _check(self, "heterogeneity", "dissimilarity", "noise", "nonconvex")
@@ -270,6 +277,7 @@ class TwoSines:
     samples: Samples = 10
     seed: int = 0
 
+    metrics = JUDGED
     # |Hessian| <= 28.5 and the PL constant in y is 1.26, both read off a grid.
     kappa = 28.5 / 1.26
 
@@ -324,6 +332,8 @@ class ToyWGAN:
     penalty: float = 0.5  # lambda
     samples: Samples = 20
     seed: int = 0
+
+    metrics = JUDGED
 
     def __post_init__(self) -> None:
         _check(self, "heterogeneity", "noise")
@@ -411,6 +421,8 @@ class RobustLeastSquares:
     samples: Samples = 5
     seed: int = 0
 
+    metrics = JUDGED
+
     def __post_init__(self) -> None:
         _check(self, "heterogeneity", "noise")
         if not 1 < self.price < math.inf:
@@ -497,6 +509,8 @@ class Bilinear:
     noise: float = 0.1
     samples: Samples = 10
     seed: int = 0
+
+    metrics = dict.fromkeys(("stationarity", "distance"), Metric("low", rows="train"))
 
     def __post_init__(self) -> None:
         _check(self, "heterogeneity", "dissimilarity", "noise")

@@ -22,6 +22,7 @@ from fedsaddle.data.datasets import Dataset, scaled
 from fedsaddle.data.federated import chunks, federate, held_out, named
 from fedsaddle.data.partition import idle_dials
 from fedsaddle.errors import BadInput, check_count, check_seed, without_effect
+from fedsaddle.metric import Metric
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Federation, Measured
 from fedsaddle.projections import simplex
@@ -38,8 +39,6 @@ class Fair(Measured):
     hidden: int = 64
     penalty: float = 0.1
     seed: int = 0  # of the partition
-
-    tested = ("worst_accuracy", "worst_loss")  # metrics of the test rows, beside test_accuracy
 
     def __post_init__(self) -> None:
         check_count("clients", self.clients)
@@ -104,6 +103,17 @@ class Fair(Measured):
         member = one_hot(rows["label"], self.classes).to(harm.dtype)  # (row, class)
         count = member.sum(0).clamp(min=1)
         return harm @ member / count, wrong @ member / count
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        return {
+            "worst_accuracy": Metric("high", rows="test"),
+            "test_accuracy": Metric("high", rows="test", chance=self.data.majority),
+            "worst_loss": Metric("low", rows="test"),
+            "train_worst_loss": Metric("low", rows="train"),
+            "loss": Metric("low", rows="train"),
+            "largest_weight": Metric("low", rows="none"),
+        }
 
     def measure(self, z: Pair) -> dict[str, Tensor]:
         """The worst class and all of them, and the largest weight that y gives."""

@@ -31,6 +31,7 @@ from fedsaddle.data.datasets import DATASETS, Dataset, scaled
 from fedsaddle.data.partition import divide, idle_dials
 from fedsaddle.errors import BadInput, check_count, check_seed, unknown, without_effect
 from fedsaddle.judges import Judge
+from fedsaddle.metric import Metric
 from fedsaddle.networks import NOISE, Network
 from fedsaddle.problem import Batch, Federation
 
@@ -75,8 +76,6 @@ class GAN:
     seed: int = 0  # of the partition
     path: str = ""  # of CelebA's folder; by itself, celeba in the data cache
     inception: str = ""  # a TorchScript file; by itself, what `fedsaddle data inception` gets
-
-    tested = ("fid", "frechet", "f")  # metrics of the test rows
 
     def __post_init__(self) -> None:
         for what, given, known in (
@@ -192,6 +191,16 @@ class GAN:
         else:
             judge = judges.classifier(self.dataset, self.judge, self.data, device)
         return judge, judges.real_moments(judge, self.data.test_inputs, device)
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        score, distance = Metric("high", rows="none"), Metric("low", rows="test")
+        by_judge = (
+            {"fid": distance}
+            if self.judge == "inception"
+            else {"inception_score": score, "frechet": distance}
+        )
+        return by_judge | {"f": distance, "generator_loss": Metric("low", rows="none")}
 
     def evaluate(self, z: Pair) -> dict[str, float]:
         """Inception Score and Frechet distance by a classifier, or FID by Inception; both players' losses."""

@@ -26,6 +26,7 @@ from fedsaddle.data.datasets import Dataset, scaled
 from fedsaddle.data.federated import chunks, federate, held_out, named
 from fedsaddle.data.partition import idle_dials
 from fedsaddle.errors import BadInput, check_count, check_seed, without_effect
+from fedsaddle.metric import Metric
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Federation, Measured
 from fedsaddle.projections import ball, box
@@ -63,12 +64,6 @@ class Robust(Measured):
     epsilon: float = 0.1
     steps: int = 10
     norm: Literal["linf", "l2"] = "linf"
-
-    tested = (
-        "robust_loss",
-        "robust_accuracy",
-        "pgd_accuracy",
-    )  # metrics of the test rows, beside test_accuracy
 
     def __post_init__(self) -> None:
         for name in ("clients", "hidden", "evaluate_rows", "ascent_steps", "steps"):
@@ -222,6 +217,18 @@ class Robust(Measured):
         halves = (self._some(self.federation.rows), self._some(held_out(self.data).rows))
         train, test = (Federation(rows, torch.tensor([len(rows["label"])])) for rows in halves)
         return train, test
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        return {
+            "robust_loss": Metric("low", rows="test"),
+            "train_robust_loss": Metric("low", rows="train"),
+            "test_accuracy": Metric("high", rows="test", chance=self.data.majority),
+            "robust_accuracy": Metric("high", rows="test"),
+            "pgd_accuracy": Metric("high", rows="test"),
+            "y_norm": Metric("low", rows="none"),
+            "loss": Metric("low", rows="train"),
+        }
 
     def measure(self, z: Pair) -> dict[str, Tensor]:
         """The robust losses, accuracies on test rows as they are, moved by the worst y, and under PGD."""

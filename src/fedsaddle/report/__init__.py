@@ -34,7 +34,7 @@ def write_report(runs: Sequence[Run], out: Path | None = None) -> Path:
             raise BadInput(f"{html.parent} is a run's folder, with a report of its own: choose another --out")
         _check_free(html, [picture, summary, curves, *pictures])
     series = [one for run in runs for one in run.series]
-    metrics = all_metrics(runs)
+    metrics = list(all_metrics(runs))
     try:
         html.parent.mkdir(parents=True, exist_ok=True)
         # The page first: where it lies, the other files are known to be a report's.

@@ -27,7 +27,7 @@ def draw(series: Sequence[Series], metric: str, path: Path) -> None:
     """A line for each mean, a band from the lowest seed to the highest, a cross where a seed diverged."""
     curves = {one.label: curve(one, metric) for one in series}
     places = [place for some in curves.values() for place in some]
-    shown = frame(metric, curves.values())
+    shown = frame(series[0].metrics[metric], curves.values())
     axes = {
         column: name
         for column, name in AXES.items()

@@ -13,15 +13,13 @@ from importlib.resources import files
 from typing import Any
 
 from fedsaddle import __version__
-from fedsaddle.problem import better_high
+from fedsaddle.metric import Metric
 from fedsaddle.report.reading import Lane, Pictures, Run, Series, all_metrics
 from fedsaddle.report.statistics import (
-    COLLAPSED,
     Finding,
     Place,
     Spread,
     budget,
-    can_collapse,
     curve,
     findings,
     frame,
@@ -61,19 +59,19 @@ def _data(runs: Sequence[Run]) -> dict[str, Any]:
         "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "runs": [_run(run) for run in runs],
         "series": [
-            {**_series(one, metrics), "off": off}
+            {**_series(one, list(metrics)), "off": off}
             for off, some in ((False, series), (True, others))
             for one in some
         ],
         "metrics": [
             {
-                "name": metric,
-                "high": better_high(metric),
-                "collapse": COLLAPSED if can_collapse(metric) else None,
-                **_frame(metric, [curve(one, metric) for one in (*series, *others)]),
-                "rows": [_row(finding) for finding in findings(series, metric)],
+                "name": name,
+                "high": metric.better == "high",
+                "chance": metric.chance,
+                **_frame(metric, [curve(one, name) for one in (*series, *others)]),
+                "rows": [_row(finding) for finding in findings(series, name)],
             }
-            for metric in metrics
+            for name, metric in metrics.items()
         ],
         "budget": budget(series),
         "sweeps": [_family(family) for run in runs for family in families_of(run)],
@@ -100,7 +98,7 @@ def _family(family: Family) -> dict[str, Any]:
     return {
         "name": family.name,
         "by": family.by,
-        "high": better_high(family.by),
+        "high": family.metric.better == "high",
         "best": family.told(),
         "warning": CHOSEN_BY_TEST.format(family.by) if family.by_test else "",
         "value": family.value_of(family.by),
@@ -111,7 +109,7 @@ def _family(family: Family) -> dict[str, Any]:
     }
 
 
-def _frame(metric: str, curves: list[list[Place]]) -> dict[str, Any]:
+def _frame(metric: Metric, curves: list[list[Place]]) -> dict[str, Any]:
     shown = frame(metric, curves)
     return {"top": shown.high, "logarithmic": shown.over_decades, "positive": shown.low > 0}
 

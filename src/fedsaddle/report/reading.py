@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedsaddle.errors import BadInput
+from fedsaddle.metric import Metric
 from fedsaddle.runs import KEYS, read_environment, refuse
 
 HUGE = 1e150  # a seed beyond this is about to diverge; its squares and sums would already be infinite
@@ -56,6 +57,7 @@ class Series:
     seeds: int  # that were asked for
     rounds: int  # that were asked for
     abandoned: int  # rounds, over all seeds
+    metrics: dict[str, Metric]  # as the run's problem declares them
     pictures: Pictures | None = None
     family: str = ""  # of a sweep: the algorithm that this is a setting of
     setting: dict[str, Any] = field(default_factory=dict)  # its table in the experiment
@@ -90,9 +92,13 @@ class Run:
 
     folder: Path
     experiment: dict[str, Any]
-    metrics: list[str]  # the first is what a run is judged by
+    metrics: dict[str, Metric]  # the first is what a run is judged by
     series: list[Series]
     environment: list[dict[str, Any]]  # one entry for each time it was started
+
+    @property
+    def judged_by(self) -> str:
+        return next(iter(self.metrics))
 
     @property
     def spent(self) -> dict[str, float]:
@@ -138,6 +144,7 @@ def read_run(folder: Path) -> Run:
         curve.append(Point(round, up, time, dict(zip(metrics, values, strict=True))))
     if not (metrics and points):
         raise BadInput(f"{folder} has no evaluation yet; wait for its first, or resume it")
+    declared = _declared(folder, metrics)
     late = _late(folder / "traffic.csv")
     abandoned: dict[tuple[str, int], int] = {}
     diverged: dict[tuple[str, int], str] = {}
@@ -179,14 +186,15 @@ def read_run(folder: Path) -> Run:
             pictures, own = read_pictures(folder / "samples", label), experiment["algorithms"][label]
             setting = own if isinstance(own, dict) else {}
             family = families.get(label, "")
-            series.append(Series(label, lanes, *counts, pictures, family, setting, trouble.get(label, [])))
+            trouble_of = trouble.get(label, [])
+            series.append(Series(label, lanes, *counts, declared, pictures, family, setting, trouble_of))
     strangers = {*points, *diverged, *dropped} - {
         (one.label, lane.seed) for one in series for lane in one.lanes
     }
     if strangers:
         stranger = "{} with seed {}".format(*min(strangers))
         raise _damaged(str(folder), f"its experiment has no {stranger}")
-    return Run(folder, experiment, metrics, series, read_environment(folder))
+    return Run(folder, experiment, declared, series, read_environment(folder))
 
 
 def _families(experiment: dict[str, Any]) -> dict[str, str]:
@@ -231,11 +239,18 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     runs = [read_run(folder) for folder in folders]
     first = runs[0]
     for run in runs[1:]:
-        if run.metrics[0] != first.metrics[0]:
+        if run.judged_by != first.judged_by:
             raise BadInput(
-                f"{run.folder} is judged by {run.metrics[0]} and {first.folder} by {first.metrics[0]}; "
+                f"{run.folder} is judged by {run.judged_by} and {first.folder} by {first.judged_by}; "
                 "make a report of each"
             )
+        for name, metric in all_metrics(runs).items():
+            own = run.metrics.get(name, metric)
+            if own.better != metric.better:
+                raise BadInput(
+                    f"{name} is better {own.better} in {run.folder} and {metric.better} in another run; "
+                    "make a report of each"
+                )
     labels = [one.label for run in runs for one in run.series]
     names = [place.name for place in real]
 
@@ -252,9 +267,12 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     ]
 
 
-def all_metrics(runs: Sequence[Run]) -> list[str]:
-    """The metrics of all runs, what they are judged by first."""
-    return list(dict.fromkeys(metric for run in runs for metric in run.metrics))
+def all_metrics(runs: Sequence[Run]) -> dict[str, Metric]:
+    """The metrics of all runs, what they are judged by first; of two declarations that of the first run."""
+    found: dict[str, Metric] = {}
+    for run in runs:
+        found = found | run.metrics | found
+    return found
 
 
 # --- files -----------------------------------------------------------------------------------------------
@@ -279,6 +297,24 @@ def _experiment(folder: Path) -> dict[str, Any]:
     if not all(isinstance(seed, int) for seed in experiment["seeds"]):
         raise _damaged(str(path), "its seeds are not whole numbers")
     return dict(experiment)
+
+
+def _declared(folder: Path, names: Sequence[str]) -> dict[str, Metric]:
+    """What the problem has declared of the metrics that there are."""
+    path = folder / "metrics.json"
+    try:
+        told = json.loads(path.read_bytes(), parse_constant=refuse)
+        found = {name: Metric(**told[name]) for name in names}
+    except FileNotFoundError:
+        raise BadInput(
+            f"{path} is missing, as in runs of older versions; resuming the run (--resume --out {folder}) "
+            "writes it"
+        ) from None
+    except (OSError, ValueError, RecursionError, TypeError, KeyError):
+        raise _damaged(str(path), "it does not declare the metrics of rounds.csv") from None
+    if not all(metric.valid for metric in found.values()):
+        raise _damaged(str(path), "what it declares is no metric")
+    return found
 
 
 def _table(path: Path) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:

@@ -12,17 +12,8 @@ from typing import NamedTuple
 
 from scipy.special import stdtr
 
-from fedsaddle.problem import better_high
+from fedsaddle.metric import Metric
 from fedsaddle.report.reading import Lane, Point, Series
-
-COLLAPSED = (
-    0.6  # an AUC below this at the end is hardly better than chance, 0.5; the authors give up there too
-)
-
-
-def can_collapse(metric: str) -> bool:
-    """Whether a metric has a chance level, so that a seed can end there without diverging."""
-    return "auc" in metric.lower()
 
 
 class Spread(NamedTuple):
@@ -93,7 +84,7 @@ class Frame(NamedTuple):
         return self.low > 0 and self.high > 100 * self.low
 
 
-def frame(metric: str, curves: Collection[Sequence[Place]]) -> Frame:
+def frame(metric: Metric, curves: Collection[Sequence[Place]]) -> Frame:
     """All values; of a metric that should fall, up to three times the highest start.
 
     What explodes would press all else to the ground.
@@ -101,7 +92,7 @@ def frame(metric: str, curves: Collection[Sequence[Place]]) -> Frame:
     places = [place for one in curves for place in one]
     low, high = min(place.low for place in places), max(place.high for place in places)
     start = max(one[0].high for one in curves if one)
-    return Frame(low, min(high, 3 * start) if start > 0 and not better_high(metric) else high)
+    return Frame(low, min(high, 3 * start) if start > 0 and metric.better == "low" else high)
 
 
 def area(points: Sequence[Point], metric: str, budget: float) -> float:
@@ -155,18 +146,19 @@ def budget(series: Sequence[Series]) -> int:
 
 def findings(series: Sequence[Series], metric: str) -> list[Finding]:
     """The table for one metric, the best final mean first and those that have none last."""
-    sign = -1 if better_high(metric) else 1
-    series = [one for one in series if all(metric in p.metrics for lane in one.lanes for p in lane.points)]
-    equal = budget(series)
+    series = [one for one in series if metric in one.metrics]
+    if not series:
+        return []
+    equal, cost = budget(series), series[0].metrics[metric].cost
     found = [_finding(one, metric, equal) for one in series]
-    order = sorted(found, key=lambda one: sign * fmean(one.final.values()) if one.final else math.inf)
+    order = sorted(found, key=lambda one: cost(fmean(one.final.values())) if one.final else math.inf)
     return [
         replace(one, against=_compare(one, [other for other in order if other is not one])) for one in order
     ]
 
 
 def _finding(series: Series, metric: str, equal: int) -> Finding:
-    reached, pick = series.reached, max if better_high(metric) else min
+    reached, meant = series.reached, series.metrics[metric]
     curves = {lane.seed: [p for p in lane.points if p.round <= reached] for lane in series.alive}
     final = {seed: points[-1].metrics[metric] for seed, points in curves.items()}
     return Finding(
@@ -175,14 +167,16 @@ def _finding(series: Series, metric: str, equal: int) -> Finding:
         reached,
         series.rounds,
         final,
-        best={seed: pick(p.metrics[metric] for p in points) for seed, points in curves.items()},
+        best={
+            seed: min((p.metrics[metric] for p in points), key=meant.cost) for seed, points in curves.items()
+        },
         area={lane.seed: area(lane.points, metric, equal) for lane in series.alive} if equal else {},
         floats_up={seed: float(points[-1].floats_up) for seed, points in curves.items()},
         late={lane.seed: float(lane.late) for lane in series.alive},
         seconds={seed: points[-1].time_simulated for seed, points in curves.items()},
         abandoned=series.abandoned,
         diverged=sum(bool(lane.diverged) for lane in series.lanes),
-        collapsed=sum(value < COLLAPSED for value in final.values()) if can_collapse(metric) else None,
+        collapsed=None if meant.chance is None else sum(map(meant.collapsed, final.values())),
     )
 
 

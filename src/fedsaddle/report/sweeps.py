@@ -11,7 +11,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fedsaddle.problem import better_high
+from fedsaddle.metric import Metric
 from fedsaddle.report.reading import Run, Series
 from fedsaddle.sweep import Score, score, to_toml
 
@@ -49,8 +49,12 @@ class Family:
 
     name: str
     by: str
-    by_test: bool  # the metric looks at test rows
+    metric: Metric
     tried: list[Series]  # the best first
+
+    @property
+    def by_test(self) -> bool:
+        return self.metric.rows == "test"
 
     @property
     def best(self) -> Series | None:
@@ -133,7 +137,7 @@ class Family:
         ranks = {value: rank for rank, value in enumerate(sorted(set(values.values())))}
         last = max(1, len(ranks) - 1)
         parts = {label: ranks[value] / last for label, value in values.items()}
-        turned = better_high(self.by) and len(ranks) > 1  # one alone is the best
+        turned = self.metric.better == "high" and len(ranks) > 1  # one alone is the best
         return {label: part if turned else 1 - part for label, part in parts.items()}
 
 
@@ -171,23 +175,20 @@ def value_of(series: Series, metric: str) -> float | None:
 def families_of(run: Run) -> list[Family]:
     """Of a sweep, its algorithms; of a plain run, none."""
     sweep = run.experiment.get("sweep")
-    if not isinstance(sweep, dict) or not isinstance(sweep.get("by"), str):
+    by = sweep.get("by") if isinstance(sweep, dict) else None
+    if not isinstance(by, str) or by not in run.metrics:
         return []
-    by, by_test = sweep["by"], sweep.get("by_test") is True
+    metric = run.metrics[by]
     found: dict[str, list[Series]] = {}
     for one in run.series:
         if one.family:
             found.setdefault(one.family, []).append(one)
 
     def worth(one: Series) -> Score:
-        values = [
-            lane.points[-1].metrics[by]
-            for lane in one.lanes
-            if lane.points and not lane.diverged and by in lane.points[-1].metrics
-        ]
-        return score(by, values, len(one.lanes), is_dropped(one))
+        values = [lane.points[-1].metrics[by] for lane in one.lanes if lane.points and not lane.diverged]
+        return score(metric, values, len(one.lanes), is_dropped(one))
 
-    return [Family(name, by, by_test, sorted(tried, key=worth)) for name, tried in found.items()]
+    return [Family(name, by, metric, sorted(tried, key=worth)) for name, tried in found.items()]
 
 
 def main_series(runs: Sequence[Run]) -> list[Series]:

@@ -1,0 +1,66 @@
+"""What a metric means. A problem declares it; sweeps, reports and counts of collapsed runs go by it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Collection, Mapping
+from typing import Literal, NamedTuple
+
+from fedsaddle.errors import BadInput
+
+SUCH = 'Metric("high", rows="test")'
+
+
+class Metric(NamedTuple):
+    """One number that `evaluate` gives."""
+
+    better: Literal["high", "low"]
+    rows: Literal[
+        "train", "validation", "test", "none"
+    ]  # that it looks at; a sweep does not choose by test rows
+    chance: float | None = None  # what guessing gives: a run that ends no better has collapsed
+
+    def cost(self, value: float) -> float:
+        """The value, its sign turned where high is better: low costs are good."""
+        return -value if self.better == "high" else value
+
+    def collapsed(self, value: float) -> bool:
+        return self.chance is not None and (
+            self.cost(value) >= self.cost(self.chance) or math.isclose(value, self.chance, rel_tol=1e-6)
+        )
+
+    @property
+    def valid(self) -> bool:
+        """Whether it says what can be said. Types alone do not hold where a person or a disk wrote it."""
+        number = isinstance(self.chance, int | float) and abs(self.chance) <= sys.float_info.max
+        return (
+            self.better in ("high", "low")
+            and self.rows in ("train", "validation", "test", "none")
+            and (self.chance is None or number)
+        )
+
+
+def declared(problem: object) -> Mapping[str, Metric]:
+    """What a problem says of its metrics; nothing, if it says nothing."""
+    name, found = type(problem).__name__, getattr(problem, "metrics", {})
+    if not isinstance(found, Mapping):
+        raise BadInput(f'{name}.metrics must be such as {{"f1": {SUCH}}}, got {found!r}')
+    for key, metric in found.items():
+        if not isinstance(metric, Metric) or not metric.valid:
+            raise BadInput(f"{name}.metrics['{key}'] must be such as {SUCH}, got {metric!r}")
+    return found
+
+
+def check_declared(problem: object, given: Collection[str]) -> None:
+    """Refuse a metric that a problem gives and does not declare, or declares and does not give."""
+    name, known = type(problem).__name__, declared(problem)
+    for key in given:
+        if key not in known:
+            raise BadInput(
+                f"{name}.evaluate gives '{key}', which its metrics do not declare: "
+                f'metrics = {{"{key}": {SUCH}}}'
+            )
+    for key in known:
+        if key not in given:
+            raise BadInput(f"{name}.metrics declare '{key}', which evaluate does not give: leave it out")
