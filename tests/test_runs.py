@@ -618,6 +618,9 @@ def test_metrics_are_filed_under_their_names(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(fs.Quadratic, "evaluate", more)
     assert fedsaddle(*once, f"--out={tmp_path / 'more'}", monkeypatch=monkeypatch) == 2
+    assert "Quadratic.evaluate gives 'more', which its metrics do not declare" in capsys.readouterr().err
+    monkeypatch.setattr(fs.Quadratic, "metrics", fs.Quadratic.metrics | {"more": fs.Metric("low", "none")})
+    assert fedsaddle(*once, f"--out={tmp_path / 'more'}", "--resume", monkeypatch=monkeypatch) == 2
     assert re.search(r"evaluate gave .*more after round \d+, and before that", capsys.readouterr().err)
 
 

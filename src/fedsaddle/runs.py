@@ -331,7 +331,7 @@ class RunFolder:
 
     def _check_free(self, resume: bool) -> None:
         """Refuse a folder that holds something else, before anything is written to it."""
-        files = ("experiment.json", *KEYS, HISTORY)
+        files = ("experiment.json", "metrics.json", *KEYS, HISTORY)
         there = [name for name in files if os.path.exists(self.path / name)]
         if (self._begun or "experiment.json" in there) and not resume:
             raise BadInput(f"{self.path} already holds a run: go on with --resume, or choose another --out")
