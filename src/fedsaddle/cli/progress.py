@@ -17,7 +17,7 @@ from fedsaddle.sweep import score
 
 if TYPE_CHECKING:
     from fedsaddle.engine.course import Stop
-    from fedsaddle.engine.rounds import Study
+    from fedsaddle.engine.study import Study
     from fedsaddle.runs import Plan
 
 

@@ -104,17 +104,6 @@ class Fair(Measured):
         count = member.sum(0).clamp(min=1)
         return harm @ member / count, wrong @ member / count
 
-    @property
-    def metrics(self) -> dict[str, Metric]:
-        return {
-            "worst_accuracy": Metric("high", rows="test"),
-            "test_accuracy": Metric("high", rows="test", chance=self.data.majority),
-            "worst_loss": Metric("low", rows="test"),
-            "train_worst_loss": Metric("low", rows="train"),
-            "loss": Metric("low", rows="train"),
-            "largest_weight": Metric("low", rows="none"),
-        }
-
     def measure(self, z: Pair) -> dict[str, Tensor]:
         """The worst class and all of them, and the largest weight that y gives."""
         train, test = (rows.to(z.x.device).rows for rows in (self.federation, self.test))
@@ -127,4 +116,15 @@ class Fair(Measured):
             "train_worst_loss": losses.max(),
             "loss": z.y @ losses - self.price(z.y),
             "largest_weight": z.y.max(),
+        }
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        return {
+            "worst_accuracy": Metric("high", rows="test"),
+            "test_accuracy": Metric("high", rows="test", chance=self.data.majority),
+            "worst_loss": Metric("low", rows="test"),
+            "train_worst_loss": Metric("low", rows="train"),
+            "loss": Metric("low", rows="train"),
+            "largest_weight": Metric("low", rows="none"),
         }
