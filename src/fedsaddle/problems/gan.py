@@ -194,13 +194,11 @@ class GAN:
 
     @property
     def metrics(self) -> dict[str, Metric]:
-        score, distance = Metric("high", rows="none"), Metric("low", rows="test")
-        by_judge = (
-            {"fid": distance}
-            if self.judge == "inception"
-            else {"inception_score": score, "frechet": distance}
-        )
-        return by_judge | {"f": distance, "generator_loss": Metric("low", rows="none")}
+        distance = Metric("low", rows="test")
+        found = {"fid": distance}
+        if self.judge != "inception":
+            found = {"inception_score": Metric("high", rows="none"), "frechet": distance}
+        return found | {"f": Metric("low", rows="test"), "generator_loss": Metric("low", rows="none")}
 
     def evaluate(self, z: Pair) -> dict[str, float]:
         """Inception Score and Frechet distance by a classifier, or FID by Inception; both players' losses."""

@@ -130,21 +130,8 @@ class Run:
 def read_run(folder: Path) -> Run:
     """All that a report needs of one run folder, finished or not."""
     experiment = _experiment(folder)
-    header, rows = _table(folder / "rounds.csv")
-    metrics = header[len(KEYS["rounds.csv"]) :]
-    points: dict[tuple[str, int], list[Point]] = {}
-    for place, row in rows:
-        curve = points.setdefault((row[0], _count(row[1], place)), [])
-        round, up, _ = (_count(cell, place) for cell in row[2:5])
-        time, *values = (_number(cell, place) for cell in row[5:])
-        if curve and (
-            round <= curve[-1].round or up < curve[-1].floats_up or time < curve[-1].time_simulated
-        ):
-            raise _damaged(place, "rounds, floats and time only go up")
-        curve.append(Point(round, up, time, dict(zip(metrics, values, strict=True))))
-    if not (metrics and points):
-        raise BadInput(f"{folder} has no evaluation yet; wait for its first, or resume it")
-    declared = _declared(folder, metrics)
+    names, points = _points(folder)
+    metrics = _declared(folder, names)
     late = _late(folder / "traffic.csv")
     abandoned: dict[tuple[str, int], int] = {}
     diverged: dict[tuple[str, int], str] = {}
@@ -185,16 +172,34 @@ def read_run(folder: Path) -> Run:
             counts = len(experiment["seeds"]), experiment["rounds"], sum(lane.abandoned for lane in lanes)
             pictures, own = read_pictures(folder / "samples", label), experiment["algorithms"][label]
             setting = own if isinstance(own, dict) else {}
-            family = families.get(label, "")
-            trouble_of = trouble.get(label, [])
-            series.append(Series(label, lanes, *counts, declared, pictures, family, setting, trouble_of))
+            rest = families.get(label, ""), setting, trouble.get(label, [])
+            series.append(Series(label, lanes, *counts, metrics, pictures, *rest))
     strangers = {*points, *diverged, *dropped} - {
         (one.label, lane.seed) for one in series for lane in one.lanes
     }
     if strangers:
         stranger = "{} with seed {}".format(*min(strangers))
         raise _damaged(str(folder), f"its experiment has no {stranger}")
-    return Run(folder, experiment, declared, series, read_environment(folder))
+    return Run(folder, experiment, metrics, series, read_environment(folder))
+
+
+def _points(folder: Path) -> tuple[list[str], dict[tuple[str, int], list[Point]]]:
+    """The names of the metrics, and every seed's evaluations."""
+    header, rows = _table(folder / "rounds.csv")
+    names = header[len(KEYS["rounds.csv"]) :]
+    points: dict[tuple[str, int], list[Point]] = {}
+    for place, row in rows:
+        curve = points.setdefault((row[0], _count(row[1], place)), [])
+        round, up, _ = (_count(cell, place) for cell in row[2:5])
+        time, *values = (_number(cell, place) for cell in row[5:])
+        if curve and (
+            round <= curve[-1].round or up < curve[-1].floats_up or time < curve[-1].time_simulated
+        ):
+            raise _damaged(place, "rounds, floats and time only go up")
+        curve.append(Point(round, up, time, dict(zip(names, values, strict=True))))
+    if not (names and points):
+        raise BadInput(f"{folder} has no evaluation yet; wait for its first, or resume it")
+    return names, points
 
 
 def _families(experiment: dict[str, Any]) -> dict[str, str]:
