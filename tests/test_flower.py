@@ -34,7 +34,7 @@ from fedsaddle import cli
 from fedsaddle.core import Pair
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Everybody
-from fedsaddle.flower import deploy, keys, link, server, wire
+from fedsaddle.flower import deploy, keys, link, roll, server, waiting, wire
 from fedsaddle.flower.client import Memory, Site, client_app, learn, visit
 from fedsaddle.flower.supervise import Family
 from fedsaddle.problem import Federation
@@ -300,13 +300,13 @@ def count_of(plan):
 
 def deployed(plan, grid, folder, said=None, pardoned=0):
     """A run with the clients of this process."""
-    roll = server.Roll(
+    nodes = roll.Roll(
         grid,
         {client: 100 + client for client in grid.apps},
         lambda: False,
         [].append if said is None else said.append,
     )
-    one = server.Deployment(roll, plan, "0" * 32)
+    one = server.Deployment(nodes, plan, "0" * 32)
     run = RunFolder(folder, plan, resume=(folder / "checkpoint.json").exists())
     one.recall(folder, pardoned)
     try:
@@ -324,9 +324,11 @@ def simulated(plan, folder):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(server, "POLL", 0.002)
-    monkeypatch.setattr(server, "ROLL_CALL", 0.0)
-    monkeypatch.setattr(server, "SLACK", 0.3)
+    for module in (roll, server, waiting):
+        monkeypatch.setattr(module, "POLL", 0.002)
+    for module in (roll, server):
+        monkeypatch.setattr(module, "ROLL_CALL", 0.0)
+    monkeypatch.setattr(waiting, "SLACK", 0.3)
     monkeypatch.setattr(server, "PATIENCE", 0.5)
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # as Flower's runner does
 
@@ -459,9 +461,9 @@ def test_who_was_put_right_is_invited_again_after_a_resume(nine, tmp_path):
     assert sorted(lines[0]["used"]) == [0, 1, 3]
     assert list(lines[0]["refused"]) == ["2"]
     assert all(2 not in line["invited"] for line in lines[1:])
-    again = server.Deployment(one.roll, plan, "0" * 32)
+    again = server.Deployment(dataclasses.replace(one.roll, refusals=Counter()), plan, "0" * 32)
     again.recall(tmp_path / "real", before)
-    assert again.refusals == one.refusals
+    assert again.roll.refusals == one.roll.refusals
 
 
 def test_what_a_device_says_is_no_command_to_a_terminal(nine, tmp_path):

@@ -31,7 +31,8 @@ from fedsaddle.flower._flwr import Grid, RunNotRunningException
 from fedsaddle.flower.client import Site, client_app
 from fedsaddle.flower.grid import PromptGrid
 from fedsaddle.flower.node import Address, App, attend
-from fedsaddle.flower.server import Deployment, Roll, entries, server_app
+from fedsaddle.flower.roll import Roll
+from fedsaddle.flower.server import Deployment, entries, server_app
 from fedsaddle.flower.supervise import Child, Family, asked_to_end
 from fedsaddle.runs import Interrupted, Plan, write_atomically
 

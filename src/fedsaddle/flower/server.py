@@ -3,9 +3,6 @@
 The server invites clients in the order that the simulator draws, passing over those that are away, still owe
 an answer or are barred; so with everybody there it invites the same. It goes on as `Quorum` says, aggregates
 what it has by the simulator's `merge`, in the order of the clients' numbers, and leaves the usual run folder.
-
-Flower's `push_messages` and `pull_messages` are all it uses. A message cannot be cancelled: a straggler is
-not invited again until its answer has arrived, and been dropped, or its time to live has passed.
 """
 
 from __future__ import annotations
@@ -14,15 +11,15 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
-from fedsaddle.checks import bounds, refuse
+from fedsaddle.checks import bounds
 from fedsaddle.core import Message, Pair, Remembers
 from fedsaddle.engine.gather import NOBODY
 from fedsaddle.engine.phase import exchange, send
@@ -31,9 +28,11 @@ from fedsaddle.engine.study import Event, Executor, Lanes, Lost, Meeting, PhaseI
 from fedsaddle.engine.visits import Answer, Extent, Task, Visits
 from fedsaddle.errors import MOST, BadInput
 from fedsaddle.fleet import Quorum, Verdict, invite
-from fedsaddle.flower._flwr import Context, ErrorCode, Grid, ServerApp
+from fedsaddle.flower._flwr import Context, Grid, ServerApp
 from fedsaddle.flower._flwr import Message as Envelope
 from fedsaddle.flower.client import Lane
+from fedsaddle.flower.roll import POLL, ROLL_CALL, Owed, Roll
+from fedsaddle.flower.waiting import Wait
 from fedsaddle.flower.wire import (
     COUNT,
     FACT,
@@ -43,97 +42,13 @@ from fedsaddle.flower.wire import (
     header_of,
     integer,
     pack,
-    unpack,
 )
 from fedsaddle.history import Gathering, Told
 from fedsaddle.problem import Counts, Facts, Held
-from fedsaddle.runs import HISTORY, Interrupted, Plan, read_checkpoint, verified, write_atomically
+from fedsaddle.runs import HISTORY, Plan, read_checkpoint, verified, write_atomically
 
 STRIKES = 3  # refused answers after which a client is no longer invited, if the experiment does not say
-SLACK = 5.0  # seconds that an answer may come after the deadline before its message expires
-UNBOUNDED = 3600.0  # seconds a message lives if there is no deadline
 PATIENCE = 60.0  # seconds to wait for all nodes in the beginning; later for enough, without a deadline
-POLL = 0.1  # seconds between looks for answers
-ROLL_CALL = 2.0  # seconds between looks at who is online
-GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
-
-
-class Owed(NamedTuple):
-    """An answer that a node still owes."""
-
-    client: int
-    name: str  # what the lane is filed under
-    seed: int
-    round: int
-    phase: int
-    expires: float
-
-
-@dataclass
-class Roll:
-    """The nodes: who is there, who owes an answer, and what has arrived."""
-
-    grid: Grid
-    nodes: dict[int, int]  # client -> Flower's node
-    asked: Callable[[], bool]  # whether somebody wants the run to end
-    say: Callable[[str], None]
-    owing: dict[str, Owed] = field(default_factory=dict)  # by the message's id
-    overdue: list[Owed] = field(default_factory=list)  # came after their phase was over; to be counted
-    _online: set[int] = field(default_factory=set)
-    _looked: float = -ROLL_CALL
-
-    def online(self) -> set[int]:
-        """The clients whose nodes are online."""
-        if time.monotonic() - self._looked >= ROLL_CALL:
-            there = set(self.grid.get_node_ids())
-            self._online = {client for client, node in self.nodes.items() if node in there}
-            self._looked = time.monotonic()
-        return self._online
-
-    def idle(self) -> set[int]:
-        """The clients that are online and owe nothing."""
-        return self.online() - {owed.client for owed in self.owing.values()}
-
-    def push(self, letters: dict[int, Envelope], owed: Callable[[int], Owed]) -> list[int]:
-        """Send each client its message; those that Flower does not take."""
-        ids = list(self.grid.push_messages(letters.values())) if letters else []
-        ids += [""] * (len(letters) - len(ids))
-        self.owing |= {key: owed(client) for client, key in zip(letters, ids, strict=True) if key}
-        return [client for client, key in zip(letters, ids, strict=True) if not key]
-
-    def arrivals(self) -> list[tuple[str, Owed, Envelope | None]]:
-        """What has come since the last look, and whose time has passed (without a message)."""
-        if self.asked():
-            raise Interrupted
-        found: list[tuple[str, Owed, Envelope | None]] = []
-        for reply in self.grid.pull_messages(list(self.owing)) if self.owing else ():
-            key = reply.metadata.reply_to_message_id
-            owed = self.owing.pop(key, None)
-            if owed is not None:
-                found.append((key, owed, reply))
-        now = time.monotonic()
-        for key in [key for key, owed in self.owing.items() if owed.expires <= now]:
-            found.append((key, self.owing.pop(key), None))
-        return found
-
-    def drop(self, owed: Owed, reply: Envelope | None) -> None:
-        """Count a straggler's answer, which came after its phase was decided, and forget it."""
-        if reply is not None and reply.has_content():
-            self.overdue.append(owed)
-
-    def reckon(self, name: str, seed: int, phase: int) -> tuple[int, ...]:
-        """The stragglers of this phase in earlier rounds whose answers have come since, to be counted now."""
-        found = [owed for owed in self.overdue if (owed.name, owed.seed, owed.phase) == (name, seed, phase)]
-        self.overdue = [owed for owed in self.overdue if owed not in found]
-        return tuple(owed.client for owed in found)
-
-    def drain(self, seconds: float) -> None:
-        """Wait for what is still owed, so that no node is left with a message of a run that has ended."""
-        end = time.monotonic() + seconds
-        while self.owing and time.monotonic() < end:
-            for _, owed, reply in self.arrivals():
-                self.drop(owed, reply)
-            time.sleep(POLL)
 
 
 @dataclass
@@ -141,8 +56,14 @@ class Deployed(Executor):
     """One lane's answers, which come from devices: who arrives, and in place of what would be computed."""
 
     deployment: Deployment
+    study: Study
     lane: int
     answers: dict[int, Message] = field(default_factory=dict)  # of the present phase, by client
+
+    def play(self, lanes: Lanes, round: int, told: list[Told]) -> tuple[Lanes, list[Event]]:
+        """The lane's round. Its answers are checked as they arrive, and not again."""
+        only = replace(lanes, alive=[other == self.lane for other in range(len(lanes.alive))])
+        return play(replace(self.study, executor=self, checks=None), only, round, told, self)
 
     def known(
         self, study: Study, round: int, clock: list[float], strikes: Sequence[Counter[int]], refused: object
@@ -153,7 +74,8 @@ class Deployed(Executor):
         self, study: Study, lanes: Lanes, round: int, number: int, server: Any, playing: list[bool]
     ) -> Meeting:
         lane, down = self.lane, _of_lane(send(study, server, number), self.lane)
-        end, self.answers = self.deployment.gather(study, lane, round, number, lanes.completed[lane], down)
+        t = lanes.completed[lane]
+        end, self.answers = self.deployment.gather(self.study, lane, round, number, t, down)
         return [end if other == lane else NOBODY for other in range(len(study.seeds))]
 
     def run(self, study: Study, number: int, extent: Extent, inputs: PhaseInputs) -> PhaseResult | Lost:
@@ -171,7 +93,6 @@ class Deployment:
     roll: Roll
     plan: Plan
     run: str  # 32 hexadecimal digits that name this run, over restarts
-    refusals: Counter[int] = field(default_factory=Counter)  # by client
     kept: dict[tuple[str, int, int], int] = field(default_factory=dict)  # (name, seed, client) -> round
     _like: dict[str, list[Message]] = field(default_factory=dict)
     facts: Facts = field(default_factory=dict)  # what was added up from all devices' counts
@@ -187,9 +108,9 @@ class Deployment:
         users: list[int] = []
         most = min(map(most_strikes, self.plan.studies.values()))
         for number, entry in enumerate(entries(folder), 1):
-            self.refusals.update(map(int, entry["refused"]))
+            self.roll.refusals.update(map(int, entry["refused"]))
             if number == pardoned:
-                self.refusals = Counter({one: min(count, most - 1) for one, count in self.refusals.items()})
+                self.roll.pardon(most)
             users = entry["used"] if entry["phase"] == 0 else [*users, *entry["used"]]
             last = len(self.plan.studies[entry["algorithm"]].algorithm.phases()) - 1
             if entry["verdict"] == Verdict.GO.value and entry["phase"] == last:
@@ -212,9 +133,7 @@ class Deployment:
         after, events = lanes, list[Event]()
         for lane in which(lanes.alive):
             told: list[Told] = []
-            there = Deployed(self, lane)
-            only = replace(after, alive=[other == lane for other in range(len(lanes.alive))])
-            played, more = play(replace(study, executor=there), only, round, told, there)
+            played, more = Deployed(self, study, lane).play(after, round, told)
             alive = [on and (other != lane or played.alive[lane]) for other, on in enumerate(after.alive)]
             if played.completed[lane] > after.completed[lane] and isinstance(study.algorithm, Remembers):
                 users = [client for one in told for client in one.gathering.used]
@@ -230,9 +149,7 @@ class Deployment:
         self, study: Study, lane: int, round: int, number: int, t: int, down: Message
     ) -> tuple[Gathering, dict[int, Message]]:
         """Invite, and wait as the quorum says. Also the good answers, by client."""
-        quorum, roll = study.quorum, self.roll
         name, seed = study.names[lane], study.seeds[lane]
-        order = self._order(study, seed, round, number)
         header: Header = {
             "run": self.run,
             "contract": contract(self.plan.resolved, name),
@@ -243,88 +160,25 @@ class Deployment:
             "t": t,
             **{FACT + key: repr(value) for key, value in self.facts.items()},
         }
-        expected = self._likes(study)[number]
         limits = {} if study.checks is None else bounds(study.checks.norm, study.kinds[number])
+        order = self._order(study, seed, round, number)
         most = most_strikes(study)
-
-        def judge(reply: Envelope, client: int) -> Message:
-            if reply.metadata.src_node_id != roll.nodes[client]:
-                raise Refused("another node answered for it")
-            header_of(reply.content, {**header, "client": client})
-            answer = unpack(reply.content, expected)
-            why = refuse(answer, expected, down, limits)
-            if why is not None:
-                raise Refused(why)
-            return answer
-
-        def barred() -> set[int]:
-            return {client for client, count in self.refusals.items() if count >= most}
-
-        self._wait_for_nodes(quorum, order, barred())
-        began = time.monotonic()
-        bound = UNBOUNDED if quorum.deadline is None else quorum.deadline + quorum.grace
-        expires = began + bound + SLACK
-        invited: list[int] = []
-        good: dict[int, Message] = {}
-        refused: dict[int, str] = {}
-        lost: list[int] = []
-        mine: set[str] = set()
-
-        def ask(clients: Iterable[int]) -> None:
-            letters = {
-                client: Envelope(
-                    pack({**header, "client": client, "kept": self.kept.get((name, seed, client), -1)}, down),
-                    dst_node_id=roll.nodes[client],
-                    message_type="train.visit",
-                    ttl=max(1.0, expires - time.monotonic()),
-                    group_id=str(round),
-                )
-                for client in clients
-            }
-            before = set(roll.owing)
-            lost.extend(roll.push(letters, lambda client: Owed(client, name, seed, round, number, expires)))
-            mine.update(set(roll.owing) - before)
-            invited.extend(letters)
-
-        idle = roll.idle() - barred()
-        ask([client for client in order if client in idle][: quorum.invite])
-        while True:
-            for key, owed, reply in roll.arrivals():
-                if key not in mine:
-                    roll.drop(owed, reply)
-                    continue
-                mine.discard(key)
-                if reply is None or (not reply.has_content() and reply.error.code in GONE):
-                    lost.append(owed.client)
-                    continue
-                try:
-                    if not reply.has_content():
-                        raise Refused(f"it failed: {str(reply.error.reason)[:200]}")
-                    good[owed.client] = judge(reply, owed.client)
-                except Refused as error:
-                    refused[owed.client] = str(error)
-                    self._strike(owed.client, str(error), most)
-            others = [client for client in order if client not in invited and client not in barred()]
-            missing = quorum.wanted - len(good) - len(mine)
-            if missing > 0:  # those that failed are made up for
-                ask([client for client in others if client in roll.idle()][:missing])
-            elapsed = time.monotonic() - began
-            able = [client for client in others if client not in invited and client in roll.online()]
-            verdict = quorum.verdict(len(good), len(mine) + len(able), elapsed)
-            if verdict is not Verdict.WAIT:
-                break
-            time.sleep(POLL)
-        arrived = list(good)
-        used = arrived[: quorum.wanted] if verdict is Verdict.GO else []
-        late, overdue = arrived[len(used) :], roll.reckon(name, seed, number)
-        end = Gathering(invited, used, late, refused, lost, elapsed, verdict, [], len(arrived), overdue)
-        return end, good
-
-    def _strike(self, client: int, why: str, most: int) -> None:
-        self.refusals[client] += 1
-        self.roll.say(f"client {client} is refused: {why}")
-        if self.refusals[client] == most:
-            self.roll.say(f"client {client} is no longer invited, after {most} refused answers")
+        self._wait_for_nodes(study.quorum, order, self.roll.barred(most))
+        wait = Wait(
+            self.roll,
+            study.quorum,
+            name,
+            seed,
+            round,
+            number,
+            header,
+            lambda client: self.kept.get((name, seed, client), -1),
+            down,
+            self._likes(study)[number],
+            limits,
+            most,
+        )
+        return wait.end(order), wait.good
 
     def _order(self, study: Study, seed: int, round: int, number: int) -> list[int]:
         """All clients, in the order in which they are invited: it begins as the simulator's cohort does."""
@@ -357,8 +211,7 @@ class Deployment:
         else:
             counts: dict[int, Counts] = {}
             while len(counts) < study.quorum.minimum:
-                barred = {client for client, count in self.refusals.items() if count >= STRIKES}
-                self._wait_for_nodes(study.quorum, list(self.roll.nodes), barred)
+                self._wait_for_nodes(study.quorum, list(self.roll.nodes), self.roll.barred(STRIKES))
                 counts |= self._counts(problem)
             self.facts = problem.facts(list(counts.values()))
             self.roll.say(f"{len(counts)} devices hold {sum(one['rows'] for one in counts.values())} rows")
@@ -392,7 +245,7 @@ class Deployment:
                     rows = integer(told, COUNT + "rows", 1, MOST)
                     counts[owed.client] = {key: integer(told, COUNT + key, 0, rows) for key in wanted}
                 except Refused as error:
-                    self._strike(owed.client, str(error), STRIKES)
+                    self.roll.strike(owed.client, str(error), STRIKES)
             time.sleep(POLL)
         return counts
 

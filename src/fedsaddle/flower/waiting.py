@@ -1,0 +1,116 @@
+"""The wait for the answers to one phase of one lane, on real arrivals."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from fedsaddle.checks import refuse
+from fedsaddle.core import Message
+from fedsaddle.fleet import Quorum, Verdict
+from fedsaddle.flower._flwr import ErrorCode
+from fedsaddle.flower._flwr import Message as Envelope
+from fedsaddle.flower.roll import POLL, Owed, Roll
+from fedsaddle.flower.wire import Header, Refused, header_of, pack, unpack
+from fedsaddle.history import Gathering
+
+SLACK = 5.0  # seconds that an answer may come after the deadline before its message expires
+UNBOUNDED = 3600.0  # seconds a message lives if there is no deadline
+GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+
+
+@dataclass
+class Wait:
+    """The wait for the answers to one phase of one lane."""
+
+    roll: Roll
+    quorum: Quorum
+    name: str  # what the lane is filed under
+    seed: int
+    round: int
+    phase: int
+    header: Header  # what its messages say, beside these
+    kept: Callable[[int], int]  # the round whose memory counts for a client; -1 for none
+    down: Message
+    expected: Message  # what an answer must look like
+    limits: dict[str, float]  # of an update's norm
+    most: int  # refused answers of a client
+    invited: list[int] = field(default_factory=list)
+    good: dict[int, Message] = field(default_factory=dict)  # by client, as they arrive
+    refused: dict[int, str] = field(default_factory=dict)
+    lost: list[int] = field(default_factory=list)
+    mine: set[str] = field(default_factory=set)  # messages that are not answered yet
+    began: float = field(default_factory=time.monotonic)
+
+    def end(self, order: list[int]) -> Gathering:
+        """How it ends, with clients invited in this order."""
+        quorum, roll = self.quorum, self.roll
+        idle = roll.idle() - roll.barred(self.most)
+        self.ask([client for client in order if client in idle][: quorum.invite])
+        while True:
+            self.hear()
+            barred = roll.barred(self.most)
+            others = [client for client in order if client not in self.invited and client not in barred]
+            missing = quorum.wanted - len(self.good) - len(self.mine)
+            if missing > 0:  # those that failed are made up for
+                self.ask([client for client in others if client in roll.idle()][:missing])
+            elapsed = time.monotonic() - self.began
+            able = [client for client in others if client not in self.invited and client in roll.online()]
+            verdict = quorum.verdict(len(self.good), len(self.mine) + len(able), elapsed)
+            if verdict is not Verdict.WAIT:
+                break
+            time.sleep(POLL)
+        arrived = list(self.good)
+        used = arrived[: quorum.wanted] if verdict is Verdict.GO else []
+        late, overdue = arrived[len(used) :], roll.reckon(self.name, self.seed, self.phase)
+        refused, lost = self.refused, self.lost
+        return Gathering(self.invited, used, late, refused, lost, elapsed, verdict, [], len(arrived), overdue)
+
+    def ask(self, clients: Iterable[int]) -> None:
+        """Invite these clients."""
+        bound = UNBOUNDED if self.quorum.deadline is None else self.quorum.deadline + self.quorum.grace
+        expires = self.began + bound + SLACK
+        letters = {
+            client: Envelope(
+                pack({**self.header, "client": client, "kept": self.kept(client)}, self.down),
+                dst_node_id=self.roll.nodes[client],
+                message_type="train.visit",
+                ttl=max(1.0, expires - time.monotonic()),
+                group_id=str(self.round),
+            )
+            for client in clients
+        }
+        before, lane = set(self.roll.owing), (self.name, self.seed, self.round, self.phase)
+        self.lost += self.roll.push(letters, lambda client: Owed(client, *lane, expires))
+        self.mine |= set(self.roll.owing) - before
+        self.invited += letters
+
+    def hear(self) -> None:
+        """Take in what has arrived."""
+        for key, owed, reply in self.roll.arrivals():
+            if key not in self.mine:
+                self.roll.drop(owed, reply)
+                continue
+            self.mine.discard(key)
+            if reply is None or (not reply.has_content() and reply.error.code in GONE):
+                self.lost.append(owed.client)
+                continue
+            try:
+                self.good[owed.client] = self.judged(reply, owed.client)
+            except Refused as error:
+                self.refused[owed.client] = str(error)
+                self.roll.strike(owed.client, str(error), self.most)
+
+    def judged(self, reply: Envelope, client: int) -> Message:
+        """An answer that can be used."""
+        if not reply.has_content():
+            raise Refused(f"it failed: {str(reply.error.reason)[:200]}")
+        if reply.metadata.src_node_id != self.roll.nodes[client]:
+            raise Refused("another node answered for it")
+        header_of(reply.content, {**self.header, "client": client})
+        answer = unpack(reply.content, self.expected)
+        why = refuse(answer, self.expected, self.down, self.limits)
+        if why is not None:
+            raise Refused(why)
+        return answer
