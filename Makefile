@@ -9,7 +9,7 @@ NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || 
 
 # The tests whose outcome could depend on how a processor rounds; of experiments that are alike but for the data, one.
 ARITHMETIC := $(addprefix tests/, test_by_hand.py test_convolutions.py test_engine.py test_exact.py test_golden.py \
-	test_identities.py test_replay.py test_tapes.py \
+	test_identities.py test_replay.py test_tapes.py compile \
 	test_runs.py::test_killed_at_random_moments_and_resumed_it_writes_the_same_bytes \
 	test_flower.py::test_all_nine_equal_the_simulator_bit_for_bit test_flower.py::test_tasks_with_data_equal_the_simulator) \
 	-k "not cifar10 and not celeba and not gan-fashion and not steady"

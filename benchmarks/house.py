@@ -1,8 +1,8 @@
 """How much there is to read: `python -m benchmarks.house`.
 
-Counts the files that tell what CDMA-ADA does from an experiment file to a line of rounds.csv, all lines of the
-package, files over 400 lines, functions over 60, and circles of imports between files. tests/test_house.py holds
-the package to these.
+Counts the files that tell what CDMA-ADA does, from an experiment file to a line of rounds.csv, all lines of
+the package, files over 400 lines, functions over 60, and circles of imports between files.
+tests/test_house.py holds the package to these.
 """
 
 from __future__ import annotations

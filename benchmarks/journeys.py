@@ -61,7 +61,7 @@ from fedsaddle import catalogue, cli, judges, networks, runs, scores, spec
 from fedsaddle.core import Pair
 from fedsaddle.data import celeba, sources
 from fedsaddle.data.datasets import DATASETS, Dataset
-from fedsaddle.engine import tapes
+from fedsaddle.engine.compile import tapes
 from fedsaddle.engine.course import Stop
 from fedsaddle.engine.executors.vectorised import Vectorised
 from fedsaddle.engine.round import play

@@ -720,7 +720,7 @@ def test_what_is_listed_is_what_there_is():
     assert catalogue.fleets() == {name: model.__doc__.splitlines()[0] for name, model in FLEETS.items()}
 
 
-@pytest.mark.parametrize("module", ["typer", "torch", "fedsaddle.engine.rounds"])
+@pytest.mark.parametrize("module", ["typer", "torch", "fedsaddle.engine.round"])
 def test_an_interrupt_while_it_starts_is_quiet(tmp_path, module):
     """At the moment that a module is imported."""
     script = f"""

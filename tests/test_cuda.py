@@ -14,7 +14,7 @@ from fedsaddle import cli, draws, judges, scores
 from fedsaddle.core import Pair
 from fedsaddle.data import federated
 from fedsaddle.data.datasets import DATASETS
-from fedsaddle.engine import cuts, graphs
+from fedsaddle.engine.compile import cuda_graphs, cuts
 from fedsaddle.engine.course import metrics_at
 from fedsaddle.engine.executors.ray import Job, Worker, _arrays
 from fedsaddle.engine.kept import kept_by
@@ -285,7 +285,7 @@ def test_when_a_gpu_runs_out_of_memory_smaller_parts_are_computed(captured):
 
 def test_memory_that_runs_out_in_a_recording_is_no_end(monkeypatch):
     """Memory that was enough before a recording need not be enough in it."""
-    problem, ask, recorded = quadratic(), fs.Vectorised(), graphs.recorded
+    problem, ask, recorded = quadratic(), fs.Vectorised(), cuda_graphs.recorded
     _, expected = run(problem, ALGORITHMS["codasca"], device="cuda")
 
     def cramped(work, inputs):
@@ -299,7 +299,7 @@ def test_memory_that_runs_out_in_a_recording_is_no_end(monkeypatch):
 
         return play
 
-    monkeypatch.setattr(graphs, "recorded", cramped)
+    monkeypatch.setattr(cuda_graphs, "recorded", cramped)
     _, lanes = run(problem, ALGORITHMS["codasca"], device="cuda", executor=ask)
     assert ask._at_once <= 3
     assert_same(lanes, expected, 1e-10)
@@ -429,7 +429,7 @@ def test_a_walk_of_any_length_has_few_recordings():
     problem, rule = quadratic(), ALGORITHMS["catalyst-scaffold-s"]
     study, lanes = run(problem, rule, rounds=20, device="cuda")
     recordings = study.executor.recorder(study)._recordings.values()
-    assert sum(isinstance(one, graphs.Walk) for one in recordings) <= 4
+    assert sum(isinstance(one, cuda_graphs.Walk) for one in recordings) <= 4
     assert_same(lanes, run(problem, rule, rounds=20, executor=fs.Loop())[1], 1e-9)
 
 

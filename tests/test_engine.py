@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 import fedsaddle as fs
 from fedsaddle import draws
 from fedsaddle.core import Pair, Parameters, Phase, Reply
+from fedsaddle.engine.compile import tapes
 from fedsaddle.engine.executors.vectorised import peak_bytes
 from fedsaddle.engine.gather import gather
 from fedsaddle.engine.phase import calls_of, send, visits_of
@@ -56,6 +57,23 @@ def test_vectorised_equals_loop(name, fleet, tmp_path):
     loop = run(ALGORITHMS[name], fleet=fleet, executor=fs.Loop())
     assert max(loop.completed) > 0
     assert_same(run(ALGORITHMS[name], fleet=fleet, executor=fs.Vectorised()), loop)
+
+
+@pytest.mark.parametrize("fleet", ["paper", "everybody", "dropout", "latency", "trace"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_vectorised_equals_loop_when_it_is_replayed_from_the_first_use(name, fleet, tmp_path, monkeypatch):
+    """A tape is made at the first use, compared at the second, and alone from then on."""
+    replays = []
+    for kind in (tapes.Tape, tapes.WalkTape):
+        monkeypatch.setattr(
+            kind, "__call__", lambda *given, play=kind.__call__: replays.append(given) or play(*given)
+        )
+    monkeypatch.setattr(tapes, "PATIENCE", 0)
+    fleet = fleets(tmp_path)[fleet]
+    loop = run(ALGORITHMS[name], rounds=6, fleet=fleet, executor=fs.Loop())
+    assert not replays
+    assert_same(run(ALGORITHMS[name], rounds=6, fleet=fleet, executor=fs.Vectorised()), loop)
+    assert len(replays) >= 3
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -11,7 +11,10 @@ from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 import fedsaddle as fs
 from fedsaddle.core import Count, Pair, Parameters, Phase, Reply, StepSize, step, zeros_like
-from fedsaddle.engine import course, cuts, graphs, recording, tapes
+from fedsaddle.engine import course
+from fedsaddle.engine.compile import cuda_graphs, cuts, tapes
+from fedsaddle.engine.compile.players.torchscript import TorchScript
+from fedsaddle.engine.compile.work import Work
 from fedsaddle.engine.executors import vectorised
 from fedsaddle.engine.round import play
 from fedsaddle.engine.study import PhaseInputs, PhaseResult, begin, points
@@ -31,12 +34,12 @@ class Again:
         self.work, self.outputs = work, work()
 
     def replay(self):
-        with recording.plainly():
+        with torch.inference_mode():
             for place, value in zip(self.outputs or (), self.work() or (), strict=True):
                 place.copy_(value)
 
 
-class Pretended(graphs.Graphs):
+class Pretended(cuda_graphs.Graphs):
     """The recordings of a GPU on a CPU."""
 
     def _capture(self, work):
@@ -59,7 +62,7 @@ class OnGPU(fs.Vectorised):
 
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch):
-    monkeypatch.setattr(graphs, "_aside", Stream)
+    monkeypatch.setattr(cuda_graphs, "_aside", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
@@ -95,8 +98,27 @@ def test_replayed_equals_loop(name):
     study, lanes = end(ALGORITHMS[name])
     assert_same(lanes, end(ALGORITHMS[name], recorded=False, executor=fs.Loop())[1])
     recordings = study.executor.recorder(study)._recordings.values()
-    walks = [one for one in recordings if isinstance(one, graphs.Walk)]
+    walks = [one for one in recordings if isinstance(one, cuda_graphs.Walk)]
     assert bool(walks) == (name != "parallel-sgda")
+
+
+def test_without_torchscript_a_graph_holds_the_same(monkeypatch):
+    def gone(*given):
+        raise RuntimeError("no interpreter any more")
+
+    monkeypatch.setattr(TorchScript, "__init__", gone)
+    with pytest.warns(fs.Notice, match=r"replayed by torch\.fx.*: no interpreter any more"):
+        _, lanes = end(ALGORITHMS["cdma-ada"])
+    assert_same(lanes, end(ALGORITHMS["cdma-ada"], recorded=False, executor=fs.Loop())[1])
+
+
+def test_what_no_tape_can_tell_is_captured_as_it_is_and_why_is_kept():
+    held = Pretended()
+    it = Work("it", lambda inputs: {"y": (inputs["x"].half() * 2).float()})
+    for number in range(3):
+        found = held("it", it, {"x": torch.full((3,), float(number))})
+        assert found["y"].tolist() == [2.0 * number] * 3
+    assert "plain tensors" in held.untaped["it"]
 
 
 # --- moves that do more than move -----------------------------------------------------------------------
@@ -194,7 +216,7 @@ def test_what_a_step_leaves_beside_its_walk_is_not_lost(rule, gpu, monkeypatch):
     if gpu:
         study, lanes = end(rule())
         kinds = {type(one) for one in study.executor.recorder(study)._recordings.values()}
-        assert kinds == {graphs.Whole}
+        assert kinds == {cuda_graphs.Whole}
     else:
         study = fs.make_study(
             quadratic(), rule(), seeds=(0, 1, 2), quorum=fs.Quorum(invite=6), fleet=fs.Dropout(0.3), batch=2
@@ -236,22 +258,22 @@ def test_a_walk_of_one_step_proves_nothing(gpu, monkeypatch):
 def test_what_is_given_back_for_want_of_memory_is_not_given_back_again(monkeypatch):
     reserved = itertools.count(0, 60)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: next(reserved))
-    made, held = [], graphs.Graphs(lambda: 100.0)
+    made, held = [], cuda_graphs.Graphs(lambda: 100.0)
     monkeypatch.setattr(held, "_captured", lambda work, inputs: made.append(work.name))
     for _ in range(20):
         for shape in ("one", "other"):
-            held(shape, recording.Work(shape, lambda inputs: None), ())
+            held(shape, Work(shape, lambda inputs: None), ())
     assert len(made) <= 4
 
 
 def test_near_looks_at_every_lane():
     start, there = PhaseInputs(torch.zeros(3, 2), None), PhaseResult(torch.ones(3, 2))
-    assert graphs.near(PhaseResult(torch.ones(3, 2) * 1.01), there, start)
-    assert not graphs.near(PhaseResult(torch.ones(3, 2) * 1.5), there, start)
-    assert not graphs.near(PhaseResult(torch.full((3, 2), torch.nan)), there, start)
+    assert cuda_graphs.near(PhaseResult(torch.ones(3, 2) * 1.01), there, start)
+    assert not cuda_graphs.near(PhaseResult(torch.ones(3, 2) * 1.5), there, start)
+    assert not cuda_graphs.near(PhaseResult(torch.full((3, 2), torch.nan)), there, start)
     one_off = torch.ones(3, 2)
     one_off[0] = torch.inf
-    assert graphs.near(PhaseResult(one_off), there, start)  # rounding may drive one lane apart
+    assert cuda_graphs.near(PhaseResult(one_off), there, start)  # rounding may drive one lane apart
 
 
 # --- evaluations ----------------------------------------------------------------------------------------

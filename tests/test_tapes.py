@@ -8,12 +8,15 @@ import pytest
 import torch
 
 import fedsaddle as fs
-from fedsaddle.engine import recording, tapes
+from fedsaddle.engine.compile import notices, passes, tapes, trace
+from fedsaddle.engine.compile import record as recording
+from fedsaddle.engine.compile.work import Walkable, Work
 from fedsaddle.engine.course import course
 from fedsaddle.engine.executors import vectorised
 from fedsaddle.engine.round import play
-from fedsaddle.engine.study import begin, points
+from fedsaddle.engine.study import PhaseInputs, begin, points
 from fedsaddle.problems import AUC
+from programs import some_program
 from zoo import ALGORITHMS, Pictures, quadratic
 
 STEPS = {
@@ -94,7 +97,7 @@ def record(work, *inputs):
 
 def refused(work, *inputs):
     """Why it cannot be recorded."""
-    with pytest.raises(recording.Unrecordable) as why:
+    with pytest.raises(trace.Unrecordable) as why:
         record(work, *inputs)
     return str(why.value)
 
@@ -128,7 +131,7 @@ def test_what_is_odd_is_computed_all_the_same(work):
     """It is recorded rightly or not at all, and never stops a run."""
     try:
         tape = record(work, X)
-    except recording.Unrecordable:
+    except trace.Unrecordable:
         return
     for x in (X, -X, 7 * X):
         assert torch.equal(tape([x]), work(x))
@@ -157,7 +160,7 @@ def test_what_is_computed_elsewhere_is_not_replayed(at_once):
     def work(inputs):
         return inputs[0] + torch.from_numpy(inputs[0].numpy() * 2)
 
-    it = recording.Work("it", work)
+    it = Work("it", work)
     assert torch.equal(replays("it", it, [X]), work([X]))
     with pytest.warns(fs.Notice, match="it gives other values .* outside PyTorch"):
         assert torch.equal(replays("it", it, [X + 1]), work([X + 1]))
@@ -165,9 +168,9 @@ def test_what_is_computed_elsewhere_is_not_replayed(at_once):
 
 
 def test_what_changes_after_it_was_recorded_is_noticed(at_once, monkeypatch):
-    monkeypatch.setattr(recording, "RECHECK", 4)
+    monkeypatch.setattr(notices, "RECHECK", 4)
     replays, factor = tapes.Tapes(), [2.0]
-    it = recording.Work("it", lambda inputs: inputs[0] * factor[0])
+    it = Work("it", lambda inputs: inputs[0] * factor[0])
     for _ in range(3):
         replays("it", it, [X])
     factor[0] = 3.0
@@ -178,7 +181,7 @@ def test_what_changes_after_it_was_recorded_is_noticed(at_once, monkeypatch):
 
 def test_what_is_not_recorded_is_said_once(at_once):
     replays = tapes.Tapes()
-    it = recording.Work("it", lambda inputs: inputs[0] * (2 if inputs[0].sum() > 0 else 1))
+    it = Work("it", lambda inputs: inputs[0] * (2 if inputs[0].sum() > 0 else 1))
     with pytest.warns(fs.Notice, match="it cannot be recorded .* depends on values"):
         replays("it", it, [X])
     for number in range(4):
@@ -188,12 +191,12 @@ def test_what_is_not_recorded_is_said_once(at_once):
 def test_a_tape_may_hold_what_is_no_number(at_once):
     replays = tapes.Tapes()
     for number in range(3):
-        replays("it", recording.Work("it", lambda inputs: inputs[0] / inputs[0]), [X * 0 + number])
+        replays("it", Work("it", lambda inputs: inputs[0] / inputs[0]), [X * 0 + number])
     assert isinstance(replays._tapes["it"], tapes.Tape)
 
 
 def test_what_is_too_long_is_not_recorded(monkeypatch):
-    monkeypatch.setattr(recording, "LONGEST", 3)
+    monkeypatch.setattr(trace, "LONGEST", 3)
     record(lambda x: x + 1 + 1 + 1, X)
     assert "more than 3 operations" in refused(lambda x: x + 1 + 1 + 1 + 1, X)
 
@@ -225,51 +228,6 @@ def test_a_replay_computes_anew(work):
         torch.testing.assert_close(tape((other,)), work(other), rtol=0.0, atol=0.0, check_dtype=True)
 
 
-# What a random program does to a tensor (4, ...), another one and a place: views, copies, parts, writes.
-MOVES = (
-    lambda t, other, place: t.mT,
-    lambda t, other, place: t.mT.mT * other.reshape(t.shape),
-    lambda t, other, place: t.reshape(4, -1).reshape(4, *((2, 3), (3, 2), (6, 1), (1, 6))[place]),
-    lambda t, other, place: (t * 1, t**1.0, torch.where(t > 0, t, t), torch.cat([t]))[place],
-    lambda t, other, place: torch.stack([t[number] * 2 - 0.5 for number in range(4)]),
-    lambda t, other, place: torch.stack([t.select(-1, n) * 3 for n in range(t.shape[-1])], dim=-1),
-    lambda t, other, place: torch.stack([(t[number] + 1).sum() * t[number] for number in range(4)]),
-    lambda t, other, place: torch.stack([less(t[n], other[n]).view(-1) for n in range(4)]).reshape(t.shape),
-    lambda t, other, place: torch.stack([(-part).reshape(-1) for part in t]).reshape(t.shape),
-    lambda t, other, place: torch.cat([*((part + 1)[None] for part in t), t[1:] * 2])[3:7].reshape(t.shape),
-    lambda t, other, place: t.index_fill(0, torch.tensor([place]), 0.25),
-    lambda t, other, place: torch.stack([part.clone().add_(place).reshape(t[0].shape) for part in t]),
-    lambda t, other, place: t.clone().unsqueeze_(1).mul_(t[:, None]).squeeze_(1),
-    lambda t, other, place: (torch.ones_like(t) + torch.zeros_like(t.mT).mT) * t,
-    lambda t, other, place: torch.func.grad(lambda w: (w * w.detach().mT.mT).sin().sum())(t),
-    lambda t, other, place: torch.func.vmap(lambda part: part * 3 - part.sum())(t),
-    lambda t, other, place: written_to(t, place),
-)
-
-
-def some_program(seed):
-    def work(x):
-        luck, pool = random.Random(seed), [x, x.mT, torch.linspace(-1, 1, 24).reshape(4, 2, 3)]
-        for _ in range(14):
-            move, t, other = luck.choice(MOVES), luck.choice(pool), luck.choice(pool)
-            pool.append(move(t, other, luck.randrange(4)))
-        return pool[-6:]
-
-    return work
-
-
-def less(t, other):
-    return t.contiguous() - other.reshape(t.shape)
-
-
-def written_to(t, place):
-    """One part is overwritten after it was copied and looked at."""
-    parts = [t[number] * 2 for number in range(4)]
-    seen = parts[place] + 1
-    parts[place][0] = 7
-    return torch.stack(parts) + seen
-
-
 @pytest.mark.parametrize("seed", range(300))
 def test_random_programs_keep_their_bits(seed):
     luck = torch.Generator().manual_seed(seed)
@@ -287,14 +245,15 @@ def test_an_input_may_come_twice():
 
 def test_a_tape_is_short():
     """Nothing is done twice, or without need, or that is known beforehand."""
-    recorder = recording.Recorder([X])
-    with recorder:
+    tracer = trace.Tracer([X])
+    with tracer:
         known = torch.arange(3) * 2
         unused = (X * 5).exp()  # noqa: F841
         result = (X * 3 + known) + (X * 3 + known)
-    steps, constants, _ = recording.shortened(recorder, [recorder.slot(result)])
-    assert [step.operation._schema.name for step in steps] == ["aten::mul", "aten::add", "aten::add"]
-    assert len(constants) == 1
+    program = passes.shortened(tracer.program([[result]]))
+    names = [operation.target._schema.name for operation in program.operations]
+    assert names == ["aten::mul", "aten::add", "aten::add"]
+    assert len(program.constants) == 1
 
 
 def test_a_gradient_needs_no_loss():
@@ -308,11 +267,11 @@ def test_a_gradient_needs_no_loss():
             x = x - torch.func.grad(lambda w, mean=mean: (w * mean) @ w)(x)
         return x
 
-    recorder = recording.Recorder([X])
-    with torch.no_grad(), recorder:
+    tracer = trace.Tracer([X])
+    with torch.no_grad(), tracer:
         result = work(X)
-    steps, _, _ = recording.shortened(recorder, [recorder.slot(result)])
-    names = [step.operation._schema.name.removeprefix("aten::") for step in steps]
+    operations = passes.shortened(tracer.program([[result]])).operations
+    names = [operation.target._schema.name.removeprefix("aten::") for operation in operations]
     assert names.count("_to_copy") == 2  # of x[0], and of all rows at once
     assert not {"dot", "mv", "ones_like"} & set(names)
 
@@ -368,6 +327,33 @@ def test_a_walk_of_any_length_has_one_tape(at_once):
 
 
 @pytest.mark.parametrize("small", [0, 1 << 30])
+def test_a_ragged_walk_is_replayed_with_the_bits_of_the_computation(small, monkeypatch):
+    """Catalyst's: in one replay every lane has a number of steps of its own, and is held when it is there."""
+    monkeypatch.setattr(vectorised, "SMALL", small)
+    rule, replays, ragged = ALGORITHMS["catalyst-scaffold-s"], [], []
+    monkeypatch.setattr(tapes, "PATIENCE", 1 << 30)
+    _, plain = run(quadratic(), rule, rounds=12)
+    monkeypatch.setattr(tapes, "PATIENCE", 0)
+    replay = recording.WalkTape.__call__
+
+    def watched(tape, inputs, steps):
+        lengths = inputs.calls.steps if isinstance(inputs, PhaseInputs) else inputs[0]["steps"]
+        assert max(lengths) == steps
+        replays.append(steps)
+        ragged.append(bool(min(lengths) < steps))
+        return replay(tape, inputs, steps)
+
+    monkeypatch.setattr(recording.WalkTape, "__call__", watched)
+    study, taped = run(quadratic(), rule, rounds=12)
+    held = study.executor.recorder(study)._tapes.values()
+    assert None not in held  # none was found to differ, or could not be recorded
+    assert len(replays) >= 6
+    assert len(set(replays)) >= 3
+    assert sum(ragged) >= 4
+    assert_same(taped, plain)
+
+
+@pytest.mark.parametrize("small", [0, 1 << 30])
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"parallel-sgda"}))
 def test_a_long_walk_is_recorded_step_by_step(name, small, monkeypatch):
     """With the bits of the computation, as all of it and in pieces; and no recording grows with K."""
@@ -377,12 +363,12 @@ def test_a_long_walk_is_recorded_step_by_step(name, small, monkeypatch):
         rule = dataclasses.replace(ALGORITHMS[name], K=K)
         with monkeypatch.context() as patch:
             patch.setattr(tapes, "PATIENCE", 0)
-            count, interpreted = [0], recording.interpreted
+            count, player = [0], recording.player
             patch.setattr(
                 recording,
-                "interpreted",
-                lambda inputs, steps, wanted, count=count, interpreted=interpreted: (
-                    count.__setitem__(0, max(count[0], len(steps))) or interpreted(inputs, steps, wanted)
+                "player",
+                lambda inputs, operations, wanted, count=count, player=player: (
+                    count.__setitem__(0, max(count[0], len(operations))) or player(inputs, operations, wanted)
                 ),
             )
             study, taped = run(quadratic(), rule)
@@ -400,7 +386,7 @@ def test_what_a_step_does_not_change_is_computed_once():
     def slow(inputs):
         return (inputs[0] * 3).exp()
 
-    walk = recording.Walkable(
+    walk = Walkable(
         lambda inputs: [inputs[0] + slow(inputs)],
         lambda inputs, state, at: [state[0] * 0.5 + slow(inputs) * at],
         lambda inputs, state: (state[0] - inputs[0], slow(inputs)),
@@ -415,8 +401,8 @@ def test_what_a_step_does_not_change_is_computed_once():
     tape = recording.record_walk(walk, [X])
     for x, steps in ((X, 1), (X / 2, 2), (-X, 7)):
         torch.testing.assert_close(tape([x], steps), plain(x, steps), rtol=0.0, atol=0.0)
-    assert "exp" not in str(tape.next.function.graph)
-    assert "exp" in str(tape.first.function.graph)
+    assert "exp" not in str(tape.next.player.function.graph)
+    assert "exp" in str(tape.first.player.function.graph)
 
 
 def test_memory_that_a_step_writes_to_is_its_own():
@@ -426,7 +412,7 @@ def test_memory_that_a_step_writes_to_is_its_own():
         buffer[:1] = state[0][:1]
         return [state[0] + buffer]
 
-    walk = recording.Walkable(lambda inputs: [inputs[0] * 2], step, lambda inputs, state: state[0])
+    walk = Walkable(lambda inputs: [inputs[0] * 2], step, lambda inputs, state: state[0])
     tape = recording.record_walk(walk, [X])
     for steps in (1, 2, 5):
         z = X * 2
@@ -444,7 +430,9 @@ def test_a_phase_that_walks_twice_is_recorded_as_a_whole(steps, at_once):
             return fs.core.Reply({"z": w})
 
     study, lanes = run(quadratic(), Twice(0.01, 0.01, K=steps))
-    assert {type(tape).__name__ for tape in study.executor.recorder(study)._tapes.values()} == {"Tape"}
+    held = study.executor.recorder(study)._tapes.values()
+    assert {type(tape).__name__ for tape in held} == {"Tape"}
+    assert {tape.whole for tape in held} == ({None} if steps == 3 else {"it walks twice"})
     assert_same(lanes, run(quadratic(), Twice(0.01, 0.01, K=steps), executor=fs.Loop())[1], 1e-10)
 
 

@@ -1,10 +1,10 @@
 """Convolutions of many networks at once.
 
 Under vmap, PyTorch makes one grouped convolution of many with weights of their own, and its libraries compute
-that group by group. Here, on a GPU, the windows of all groups are laid out as one batch of matrices and
-multiplied in one call. Channels come last in memory, as the products leave them, so that nothing is laid out
-anew between layers. A CPU does the same where a picture has few channels, which would not fill its vectors;
-there the places of a window come first, so that long rows are copied.
+that group by group. Here, on a GPU, the windows of all groups are laid out as one batch of matrices (im2col)
+and multiplied in one call. Channels come last in memory, as the products leave them, so that nothing is laid
+out anew between layers. A CPU does the same where a picture has few channels, which would not fill its
+vectors; there the places of a window come first, so that long rows are copied.
 
 Three operations are the derivatives of one another. Each takes tensors whose first dimension is the group;
 vmap makes that one longer, so any nesting of maps is one call.
@@ -36,7 +36,7 @@ class Grid(NamedTuple):
 
 
 def _windows(x: Tensor, grid: Grid) -> Tensor:
-    """(group, row, channel, height, width) -> (group, window, side x side x channel)."""
+    """im2col: (group, row, channel, height, width) -> (group, window, side x side x channel)."""
     side, stride, margin = grid[:3]
     x = x.permute(0, 1, 3, 4, 2)
     x = _paired((pad(x, (0, 0, *(margin,) * 4)) if margin else x).contiguous())
@@ -65,7 +65,7 @@ def _listed(y: Tensor) -> Tensor:
 
 
 def _columns(x: Tensor, grid: Grid) -> Tensor:
-    """(group, row, channel, height, width) -> (group, channel x side x side, window)."""
+    """im2col: (group, row, channel, height, width) -> (group, channel x side x side, window)."""
     side, stride, margin = grid[:3]
     x = pad(x, (margin,) * 4) if margin else x
     seen = x.unfold(3, side, stride).unfold(4, side, stride).permute(0, 2, 5, 6, 1, 3, 4)
@@ -73,7 +73,7 @@ def _columns(x: Tensor, grid: Grid) -> Tensor:
 
 
 def _added_up(columns: Tensor, grid: Grid, windows: tuple[int, int, int]) -> Tensor:
-    """The columns where they came from, added up where windows overlap: along rows, then along columns."""
+    """col2im: the columns where they came from, added up where windows overlap: along rows, then columns."""
     side, stride, margin, height, width = grid
     (rows, down, across), groups = windows, len(columns)
     parts = columns.view(groups, -1, side, side, rows, down, across)

@@ -20,8 +20,8 @@ from torch import Tensor
 from fedsaddle.checks import Checks
 from fedsaddle.core import Algorithm, Pair, Range
 from fedsaddle.engine import machine
+from fedsaddle.engine.compile.cuts import NEARLY_ALL
 from fedsaddle.engine.course import Row, Stop, course
-from fedsaddle.engine.cuts import NEARLY_ALL
 from fedsaddle.engine.executors.vectorised import Vectorised
 from fedsaddle.engine.study import Event, Executor, Study, points
 from fedsaddle.errors import BadInput, Notice, check_count, check_memory, check_seed, shown

@@ -307,7 +307,7 @@ def _execute(
 
 def _engine(plan: Plan) -> str:
     """How clients are asked, and by how many threads at once."""
-    from fedsaddle.engine.tapes import cores
+    from fedsaddle.engine.compile.tapes import cores
 
     name, device, threads = (plan.resolved[key] for key in ("engine", "device", "threads"))
     study = next(iter(plan.studies.values()))

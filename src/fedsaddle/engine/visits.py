@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsaddle import draws
 from fedsaddle.core import Algorithm, Message, Pair
-from fedsaddle.engine.recording import Unrecordable
+from fedsaddle.engine.compile.trace import Unrecordable
 from fedsaddle.errors import BadInput
 from fedsaddle.problem import Batch, Constrained, Federation, Game, Minimax, Problem
 

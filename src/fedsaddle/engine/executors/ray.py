@@ -30,9 +30,9 @@ from torch.utils._pytree import tree_map
 
 from fedsaddle.core import Algorithm
 from fedsaddle.engine import machine
-from fedsaddle.engine.cuts import Cut, rounded_up
+from fedsaddle.engine.compile.cuda_graphs import Graphs
+from fedsaddle.engine.compile.cuts import Cut, rounded_up
 from fedsaddle.engine.executors.vectorised import Vectorised
-from fedsaddle.engine.graphs import Graphs
 from fedsaddle.engine.phase import exchange
 from fedsaddle.engine.study import Executor, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Task, Visits

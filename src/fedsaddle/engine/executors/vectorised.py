@@ -1,7 +1,7 @@
 """All clients at once: one vmap over the flat list of visits, in chunks that fit the memory.
 
 Phases and evaluations are compiled: recorded once for each shape, and replayed. What is measured here is how
-much memory a visit needs; how a recording is made is in `engine.recording` and beside it.
+much memory a visit needs; how a recording is made is in `engine.compile`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedsaddle.core import Pair
-from fedsaddle.engine.cuts import BLOCK, Cut
-from fedsaddle.engine.graphs import Graphs
+from fedsaddle.engine.compile.cuda_graphs import Graphs
+from fedsaddle.engine.compile.cuts import BLOCK, Cut
+from fedsaddle.engine.compile.tapes import Tapes, cores
+from fedsaddle.engine.compile.work import Work
 from fedsaddle.engine.memory import out_of_memory, peak_bytes, until_it_fits
 from fedsaddle.engine.phase import conclude, exchange, padded, visits_in, without_padding
-from fedsaddle.engine.recording import Work
 from fedsaddle.engine.study import Executor, Lost, PhaseInputs, PhaseResult, Study
-from fedsaddle.engine.tapes import Tapes, cores
 from fedsaddle.engine.visits import Answer, Extent, Given, Stage, Task, Visits, answer, batch_rows, walked
 from fedsaddle.errors import BadInput, Notice
 from fedsaddle.problem import Measured, floats

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from fedsaddle.core import Phase
-from fedsaddle.engine.recording import Walkable, Work
+from fedsaddle.engine.compile.work import Walkable, Work
 from fedsaddle.engine.visits import Answer, Extent, Stage, Task, Visits
 
 BLOCK = 16  # steps of a walk whose gradients at the start are computed ahead, and that is recorded as a whole

@@ -17,7 +17,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedsaddle.engine.recording import Notices, Tape, Unrecordable, WalkTape, Work, recorded
+from fedsaddle.engine.compile.notices import Notices
+from fedsaddle.engine.compile.record import Tape, WalkTape, recorded
+from fedsaddle.engine.compile.trace import Unrecordable
+from fedsaddle.engine.compile.work import Work
 from fedsaddle.engine.visits import Answer, Visits
 
 PATIENCE = 8  # uses of a shape before it is recorded, which takes about as long; the bits are the same
@@ -35,7 +38,7 @@ class Tapes:
     def __call__(self, shape: Hashable, work: Work, inputs: Any) -> Any:
         """work(inputs), by a replay. All it does with its inputs must follow from their `shape`."""
         tape = self._ready(shape, work, inputs, 1)
-        return work.whole(inputs) if tape is None else work.play(tape, inputs)
+        return work.whole(inputs) if tape is None else tape(inputs, work.steps)
 
     def pieces(self, shape: Hashable, work: Work, visits: Visits, size: int) -> Answer:
         """work(visits), so many at a time, by all threads."""
@@ -46,7 +49,7 @@ class Tapes:
             # One after another: a module that is called as a function has its parameters changed meanwhile.
             answers = [work.whole(inputs) for inputs in many]
         else:
-            answers = list(self._threads.map(lambda inputs: work.play(tape, inputs), many))
+            answers = list(self._threads.map(lambda inputs: tape(inputs, work.steps), many))
         joined: Answer = tree_map(lambda *values: torch.cat(values), *answers)
         return joined
 
@@ -77,15 +80,17 @@ class Tapes:
 
     def _record(self, shape: Hashable, work: Work, inputs: Any) -> None:
         try:
-            self._trials[shape] = recorded(work, inputs)
+            tape = self._trials[shape] = recorded(work, inputs)
         except Unrecordable as why:
             self._tapes[shape] = None
             self._notices.plain(work.name, str(why))
+        else:
+            self._notices.played(work.name, tape.why)
 
     def _compare(self, shape: Hashable, work: Work, inputs: Any) -> None:
         tape = self._tapes[shape]
         assert tape is not None
-        if same(work.play(tape, inputs), work.whole(inputs)):
+        if same(tape(inputs, work.steps), work.whole(inputs)):
             return
         del self._tapes[shape]
         if isinstance(tape, WalkTape) and not work.varied:  # its steps may leave something beside the walk

@@ -15,18 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fedsaddle.engine.compile.notices import Notices
+from fedsaddle.engine.compile.record import WalkTape, rebuilt, recorded, tensors_of
+from fedsaddle.engine.compile.trace import Looks, Unrecordable
+from fedsaddle.engine.compile.work import Work
 from fedsaddle.engine.memory import give_back, out_of_memory
-from fedsaddle.engine.recording import (
-    Looks,
-    Notices,
-    Unrecordable,
-    WalkTape,
-    Work,
-    plainly,
-    rebuilt,
-    recorded,
-    tensors_of,
-)
 
 NEAR, TINY = 0.1, 1e-4  # how far a replay may be from the computation, of what that changes and of its size
 
@@ -87,6 +80,7 @@ class Graphs:
         self._held = 0  # bytes of all recordings
         self._dropped: set[Hashable] = set()  # shapes that were given back: once is enough
         self._proved: set[str] = set()  # walks that were compared with the computation
+        self.untaped: dict[str, str] = {}  # what is captured as it is, and why no tape can tell it
         self._notices = Notices()
 
     def __call__(self, shape: Hashable, work: Work, inputs: Any) -> Any:
@@ -161,10 +155,12 @@ class Graphs:
             tape = recorded(work, places)
         except Looks:
             raise
-        except Unrecordable:
+        except Unrecordable as why:
             if work.varied:
                 raise
+            self.untaped[work.name] = str(why)
             return work.whole
+        self._notices.played(work.name, tape.why)
         if not isinstance(tape, WalkTape):
             return tape
         found = tape(places, work.steps)
@@ -196,7 +192,7 @@ class Graphs:
             keep(tape.next([*state, at], left))
             at.add_(1)
 
-        with plainly():
+        with torch.inference_mode():
             first, left = self._capture(begin)
             further, _ = self._capture(go_on)
             last, outputs = self._capture(lambda: tape.last(state, left))
