@@ -25,9 +25,9 @@ matplotlib.use("Agg")  # no screen is needed to write a file
 
 from matplotlib import pyplot as plt
 
+from fedsaddle.border.build import load
 from fedsaddle.engine import machine
 from fedsaddle.engine.course import Row, course, traffic
-from fedsaddle.spec import load
 
 DROPOUTS = (0.0, 0.1, 0.3, 0.5, 0.7)
 OVER = (1.0, 1.3, 2.0)

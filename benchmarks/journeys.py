@@ -57,7 +57,9 @@ from torch import Tensor
 
 import fedsaddle.report
 import fedsaddle.tensorboard  # noqa: F401  before a fork, once for all
-from fedsaddle import catalogue, cli, judges, networks, runs, scores, spec
+from fedsaddle import cli, exits, judges, networks, runs, scores
+from fedsaddle.border import files
+from fedsaddle.border.build import load
 from fedsaddle.core import Pair
 from fedsaddle.data import celeba, sources
 from fedsaddle.data.datasets import DATASETS, Dataset
@@ -147,7 +149,7 @@ def every(rounds: int) -> int:
 
 
 def tables(experiment: str) -> dict[str, Any]:
-    return tomllib.loads((catalogue.SHIPPED / f"{experiment}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((files.SHIPPED / f"{experiment}.toml").read_text(encoding="utf-8"))
 
 
 def form_of(experiment: str, device: str, small: bool, rounds: int | None, seeds: str | None) -> Form:
@@ -392,8 +394,8 @@ class Traveller:
         self.experiment, self.form, self.folder, self.commit = experiment, form, folder, commit
         own = tables(experiment)
         self.names, self.grid = list(own["algorithms"]), list(own.get("sweep", {}).get("grid", {}))
-        self.lanes = len(spec.parse_seeds(form.seeds or own.get("seeds", "0-4")))
-        self.turn = list(catalogue.shipped()).index(experiment)
+        self.lanes = len(files.parse_seeds(form.seeds or own.get("seeds", "0-4")))
+        self.turn = list(files.shipped()).index(experiment)
         self.gan = own["problem"]["name"] == "gan"
         self.lines: list[Line] = []
 
@@ -421,7 +423,7 @@ class Traveller:
             said = process.communicate()[1]
         if not seen:
             raise Wrong(f"it ended before an evaluation: {(said.strip().splitlines() or ['?'])[-1]}\n{said}")
-        if process.returncode != cli.INTERRUPTED or "--resume" not in said:
+        if process.returncode != exits.INTERRUPTED or "--resume" not in said:
             raise Wrong(f"after Ctrl-C: exit code {process.returncode}: {said}")
 
     def run(self) -> None:
@@ -445,7 +447,7 @@ class Traveller:
 
     def plain(self) -> None:
         form, apart = self.form, []
-        plan = spec.load(
+        plan = load(
             self.experiment, rounds=form.rounds, seeds=form.seeds, device=form.device, settings=form.settings
         )
         # Of entries that differ in their numbers alone, such as K, the last is enough.
@@ -499,7 +501,7 @@ class Traveller:
         words = ["run", self.experiment, *self.form.words(), "--algorithm", name, "--out", str(place)]
         clock = Clock(self.form.device, stop_at=max(1, self.form.rounds // 2))
         with clock.watching():
-            said = succeed(words, cli.INTERRUPTED)
+            said = succeed(words, exits.INTERRUPTED)
         if f"fedsaddle run --resume --out {place}" not in said.replace("\n", " "):
             raise Wrong(f"Ctrl-C does not say how to go on: {said}")
         succeed([*words, "--resume"])
@@ -737,12 +739,10 @@ def main() -> None:
         "--keep", type=Path, help="a new folder for the runs, which are otherwise thrown away"
     )
     given = parser.parse_args()
-    names = given.experiment or sorted(
-        catalogue.shipped(), key=lambda name: "gan-" not in name
-    )  # longest first
+    names = given.experiment or sorted(files.shipped(), key=lambda name: "gan-" not in name)  # longest first
     for name in names:
-        if name not in catalogue.shipped():
-            parser.error(f"no such experiment: {name}; known: {', '.join(catalogue.shipped())}")
+        if name not in files.shipped():
+            parser.error(f"no such experiment: {name}; known: {', '.join(files.shipped())}")
 
     torch.set_num_threads(1)  # a process with threads of its own cannot be forked safely
     began = time.monotonic()

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from fedsaddle.border.build import load
 from fedsaddle.core import Pair
 from fedsaddle.flower import deploy, node
 from fedsaddle.flower.client import Site, client_app
 from fedsaddle.flower.keys import node_key
 from fedsaddle.flower.wire import HEADER, pack
-from fedsaddle.spec import load
 
 
 class Faulty:

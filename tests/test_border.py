@@ -3,7 +3,7 @@
 Every refusal goes through the real command line and must keep one promise: exit code 2, nothing on stdout,
 one printable line on stderr that begins with 'error: ' and names what was wrong, what was given and what
 would do, and no file made or changed. The lists below are the mistakes people make. The property tests throw
-random tables, texts and bytes at `spec.load`: it returns a Plan or raises BadInput, never anything else.
+random tables, texts and bytes at `load`: it returns a Plan or raises BadInput, never anything else.
 """
 
 import dataclasses
@@ -23,9 +23,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsaddle import catalogue, cli, spec
+from fedsaddle import cli, exits, runs
 from fedsaddle.algorithms import ALGORITHMS
-from fedsaddle.cli import commands
+from fedsaddle.app import run as app_run
+from fedsaddle.app.results import of_run
+from fedsaddle.border import files
+from fedsaddle.border.build import load
+from fedsaddle.border.schema import Experiment
 from fedsaddle.errors import BadInput
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS
@@ -92,7 +96,7 @@ def refused(call, tmp_path, monkeypatch):
     def refused(*words):
         before = contents(tmp_path)
         with monkeypatch.context() as patched:
-            patched.setattr(commands, "_execute", lambda *_: pytest.fail("it was accepted"))
+            patched.setattr(runs, "execute", lambda *_: pytest.fail("it was accepted"))
             code, stdout, stderr = call(*words)
         assert (code, stdout) == (2, ""), stderr[-2000:]
         assert stderr.startswith("error: ")
@@ -117,6 +121,17 @@ def test_the_valid_experiment_is_accepted(call, tmp_path):
     assert (tmp_path / "new" / "rounds.csv").stat().st_size > 0
 
 
+def test_it_can_be_called_from_a_program(tmp_path, capsys):
+    """What the command does, without a terminal: nothing is printed."""
+    experiment = write(tmp_path / "valid.json", VALID)
+    ran = app_run.run(experiment, app_run.Way(tmp_path / "new"), rounds=1)
+    assert ran == (tmp_path / "new", 0)
+    results = of_run(ran.folder)
+    assert {one.label for one in results.found} == {"cdma-one", "mine"}
+    assert (results.code, results.page) == (0, tmp_path / "new" / "report.html")
+    assert capsys.readouterr() == ("", "")
+
+
 # --- names -----------------------------------------------------------------------------------------------
 
 FIELDS = {
@@ -131,7 +146,7 @@ FIELDS = {
 @pytest.mark.parametrize(
     ("words", "given_", "meant", "known"),
     [
-        (["run", "quadratik"], "quadratik", "quadratic", catalogue.shipped()),
+        (["run", "quadratik"], "quadratik", "quadratic", files.shipped()),
         (["run", "valid.json", "--algorithm", "cdma-two"], "cdma-two", "cdma-one", VALID["algorithms"]),
         (set_("algorithms.mine.algorithm=codaska"), "codaska", "codasca", ALGORITHMS),
         (set_("algorithms.cdma-noe={eta=0.1,gamma=0.1}"), "cdma-noe", "cdma-one", ALGORITHMS),
@@ -184,14 +199,14 @@ def test_a_label_too_long_for_a_file_name(refused, tmp_path):
 def test_what_makes_a_variant_cannot_be_set(refused):
     line = refused(*set_("algorithms.codasca-release={eta_l=0.1,beta=1.0}"))
     assert "beta is 0.0 in 'codasca-release'" in line
-    spec.load("quadratic", settings=["algorithms.codasca-release={eta_l=0.1,beta=0.0}"])
+    load("quadratic", settings=["algorithms.codasca-release={eta_l=0.1,beta=0.0}"])
 
 
 # --- what has no effect ----------------------------------------------------------------------------------
 
 
 def notes(*settings, experiment="quadratic", **options):
-    return list(spec.load(experiment, settings=settings, **{"rounds": 2, "seeds": "0", **options}).notes)
+    return list(load(experiment, settings=settings, **{"rounds": 2, "seeds": "0", **options}).notes)
 
 
 NO_EFFECT = [
@@ -297,12 +312,12 @@ def test_what_is_given_twice_is_refused(refused, words, key):
 
 def test_clients_are_said_once_or_twice_the_same():
     with pytest.raises(BadInput, match=r"problem\.clients is said twice, as 4 and as 9"):
-        spec.load("quadratic", settings=["problem.clients=9"], clients=4)
-    spec.load("quadratic", settings=["problem.clients=4"], clients=4)
+        load("quadratic", settings=["problem.clients=9"], clients=4)
+    load("quadratic", settings=["problem.clients=4"], clients=4)
 
 
 def test_a_fleet_that_is_set_for_real_devices_is_noted():
-    (note,) = spec.load("quadratic", settings=["fleet.least=0.3"], devices=True).notes
+    (note,) = load("quadratic", settings=["fleet.least=0.3"], devices=True).notes
     assert note.startswith("fleet has no effect")
 
 
@@ -310,8 +325,8 @@ def test_a_fleet_that_is_set_for_real_devices_is_noted():
 
 
 def test_the_resolved_experiment_says_every_key(tmp_path):
-    found = spec.load(write(tmp_path / "valid.json", VALID)).resolved
-    assert found.keys() == spec.Experiment.model_fields.keys() - {"sweep"}
+    found = load(write(tmp_path / "valid.json", VALID)).resolved
+    assert found.keys() == Experiment.model_fields.keys() - {"sweep"}
     assert found["problem"] == {"name": "quadratic"} | dataclasses.asdict(Quadratic(clients=20, kappa=10.0))
     assert found["fleet"] == {"model": "paper", "least": 0.5}
     assert found["quorum"] == {"invite": 8, "enough": None, "minimum": 1, "deadline": None, "grace": 0.0}
@@ -323,15 +338,15 @@ def test_the_resolved_experiment_says_every_key(tmp_path):
 
 
 def test_a_table_that_is_there_is_stored_whole():
-    found = spec.load("quadratic", settings=["checks.strikes=3", "faults.drop=0.1"]).resolved
+    found = load("quadratic", settings=["checks.strikes=3", "faults.drop=0.1"]).resolved
     assert found["checks"] == {"norm": None, "strikes": 3}
     assert found["faults"] == dataclasses.asdict(Faults(drop=0.1))
 
 
-@pytest.mark.parametrize("name", [name for name in catalogue.shipped() if "digits" in name or "quad" in name])
+@pytest.mark.parametrize("name", [name for name in files.shipped() if "digits" in name or "quad" in name])
 def test_the_resolved_experiment_resolves_to_itself_without_a_note(tmp_path, name):
-    plan = spec.load(name)
-    again = spec.load(write(tmp_path / "again.json", plan.resolved))
+    plan = load(name)
+    again = load(write(tmp_path / "again.json", plan.resolved))
     assert again.resolved == plan.resolved
     assert again.notes == plan.notes == ()
 
@@ -359,6 +374,39 @@ def test_where_nothing_is_known_nothing_is_listed(refused):
     line = refused(*set_("fleet={model='everybody',rate=0.5}"))
     assert "unknown key in fleet 'rate'" in line
     assert "known:" not in line
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        (
+            "fleet.rate=0.5",
+            "'rate'; it goes with model 'dropout', and model is 'paper'; model may be dropout, e",
+        ),
+        (
+            "merge.trim=0.1",
+            "'trim'; it goes with rule 'trimmed_mean', and rule is 'mean'; rule may be mean, me",
+        ),
+        (
+            "problem.network=mlp",
+            "'network'; it goes with name 'auc' or 'gan', and name is 'quadratic'; name may",
+        ),
+    ],
+)
+def test_a_key_of_another_variant_is_told_whose_it_is(refused, setting, says):
+    assert says in refused(*set_(setting))
+
+
+def test_help_is_help(call):
+    assert call("help") == call("--help")
+    assert call("help", "run") == call("run", "--help")
+
+
+def test_a_resume_that_does_not_fit_says_how_to_go_on(call, refused):
+    call("run", "valid.json", "--out", "new", "--quiet")
+    line = refused("run", "valid.json", "--seeds", "3", "--resume", "--out", "new")
+    assert "seeds was [0], is [3]" in line
+    assert "fedsaddle run --resume --out new," in line
 
 
 def test_help_shows_what_is_in_brackets(call):
@@ -521,7 +569,7 @@ def test_a_number_no_machine_can_hold(refused, setting):
 def test_a_problem_that_is_never_finite(call):
     """Nothing can be drawn of such a run: it is refused, or it ends as one that diverged."""
     code, _, _ = call(*set_("problem.kappa=1e300"))
-    assert code in (cli.BAD_INPUT, cli.ALL_DIVERGED)
+    assert code in (exits.BAD_INPUT, exits.ALL_DIVERGED)
 
 
 TOO_BIG = [
@@ -544,12 +592,12 @@ def test_a_request_that_would_exhaust_the_memory(tmp_path):
     experiment = write(tmp_path / "valid.json", VALID)
     script = f"""
 import resource
-from fedsaddle import spec
+from fedsaddle.border.build import load
 from fedsaddle.errors import BadInput
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 for setting in {TOO_BIG}:
     try:
-        spec.load({experiment!r}, settings=[setting])
+        load({experiment!r}, settings=[setting])
         print(setting, "accepted")
     except BadInput:
         print(setting, "refused")
@@ -652,6 +700,8 @@ def test_the_installed_command(tmp_path, words):
 # What is answered without the seconds that PyTorch and Matplotlib take to be imported.
 QUICK = [
     ["--help"],
+    ["help"],
+    ["help", "run"],
     ["--version"],
     ["list"],
     *(
@@ -693,7 +743,7 @@ for words in {QUICK}:
         with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
             main()
     except SystemExit as end:
-        typo = not ("--help" in words or words in (["--version"], ["list"], ["data"]))
+        typo = not ("--help" in words or "help" in words or words in (["--version"], ["list"], ["data"]))
         assert end.code in ((2,) if typo else (0, None)), (words, end.code)
     assert told.getvalue(), words
     heavy = {{"torch", "matplotlib", "numpy", "flwr", "pydantic", "scipy"}} & sys.modules.keys()
@@ -715,9 +765,9 @@ assert "torch._dynamo" not in sys.modules
 
 
 def test_what_is_listed_is_what_there_is():
-    assert catalogue.algorithms() == {name: entry.summary for name, entry in ALGORITHMS.items()}
-    assert catalogue.problems() == {name: entry.summary for name, entry in PROBLEMS.items()}
-    assert catalogue.fleets() == {name: model.__doc__.splitlines()[0] for name, model in FLEETS.items()}
+    assert files.algorithms() == {name: entry.summary for name, entry in ALGORITHMS.items()}
+    assert files.problems() == {name: entry.summary for name, entry in PROBLEMS.items()}
+    assert files.fleets() == {name: model.__doc__.splitlines()[0] for name, model in FLEETS.items()}
 
 
 @pytest.mark.parametrize("module", ["typer", "torch", "fedsaddle.engine.round"])
@@ -786,7 +836,7 @@ def test_a_run_in_which_nothing_was_learnt_says_so(call):
     """One algorithm asks for more answers than ever come; the other for fewer."""
     words = ["--set", "fleet={model='dropout',rate=1.0}", "--out"]
     code, stdout, stderr = call("run", "valid.json", *words, "none")
-    assert code == cli.NOTHING_LEARNT == 4
+    assert code == exits.NOTHING_LEARNT == 4
     assert "nothing was learnt by cdma-one, mine: every round was abandoned" in stderr
     assert re.search(r"cdma-one .* 2 *\n", stdout)  # abandoned rounds, as the table has them
     code, _, stderr = call("run", "valid.json", "--set", "quorum.minimum=1", "--out", "some", "--quiet")
@@ -802,7 +852,7 @@ def test_a_run_of_which_one_algorithm_has_learnt_nothing(call, tmp_path):
     assert (code, stderr) == (0, "")
     write(tmp_path / "few.json", VALID | TRACE | {"quorum": {"invite": 20, "minimum": 6}})
     code, _, stderr = call("run", "few.json", "--algorithm", "cdma-one", "--out", "newer", "--quiet")
-    assert code == cli.NOTHING_LEARNT
+    assert code == exits.NOTHING_LEARNT
     assert "nothing was learnt by cdma-one: " in stderr
 
 
@@ -1011,7 +1061,7 @@ def folder(tmp_path_factory):
 def accepted(experiment, **options):
     """Whether an experiment is accepted. All a refusal may be is BadInput with one printable line."""
     try:
-        plan = spec.load(str(experiment), **options)
+        plan = load(str(experiment), **options)
     except BadInput as error:
         line = str(error)
     else:

@@ -19,9 +19,10 @@ from packaging.requirements import Requirement
 
 import fedsaddle
 from fedsaddle.algorithms import ALGORITHMS
-from fedsaddle.catalogue import SHIPPED, shipped
+from fedsaddle.border.build import load
+from fedsaddle.border.files import SHIPPED, shipped
+from fedsaddle.border.schema import Sweep
 from fedsaddle.cli.commands import app
-from fedsaddle.spec import Sweep, load
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import fedsaddle as fs
 from fedsaddle import draws
+from fedsaddle.border.build import load
 from fedsaddle.core import Pair, Parameters, Phase, Reply
 from fedsaddle.engine.compile import tapes
 from fedsaddle.engine.executors.vectorised import peak_bytes
@@ -25,7 +26,6 @@ from fedsaddle.engine.study import Lost, begin, points
 from fedsaddle.engine.visits import answer
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Federation
-from fedsaddle.spec import load
 from zoo import ALGORITHMS, fleets, quadratic
 
 QUORUM = fs.Quorum(invite=6, enough=4, minimum=2, deadline=30.0, grace=10.0)

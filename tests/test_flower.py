@@ -31,6 +31,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedsaddle import cli
+from fedsaddle.app.replay import replay_run
+from fedsaddle.border.build import load
 from fedsaddle.core import Pair
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Everybody
@@ -38,9 +40,7 @@ from fedsaddle.flower import deploy, keys, link, roll, server, waiting, wire
 from fedsaddle.flower.client import Memory, Site, client_app, learn, visit
 from fedsaddle.flower.supervise import Family
 from fedsaddle.problem import Federation
-from fedsaddle.replay import replay_run
 from fedsaddle.runs import RunFolder, execute
-from fedsaddle.spec import load
 
 ROOT = Path(__file__).parent
 FEDSADDLE = [sys.executable, "-m", "fedsaddle"]

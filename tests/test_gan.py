@@ -15,6 +15,7 @@ from torch.nn.functional import grid_sample, logsigmoid
 
 import fedsaddle as fs
 from fedsaddle import draws, judges, networks, scores
+from fedsaddle.border.build import load
 from fedsaddle.core import Pair
 from fedsaddle.data import celeba, sources
 from fedsaddle.data.datasets import scaled
@@ -25,7 +26,6 @@ from fedsaddle.networks import BatchNorm, Network
 from fedsaddle.pictures import grid, over_rounds
 from fedsaddle.problem import Batch
 from fedsaddle.runs import RunFolder, execute
-from fedsaddle.spec import load
 
 OBJECTIVES = ("saturating", "non-saturating")
 

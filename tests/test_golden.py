@@ -22,14 +22,14 @@ import pytest
 import torch
 
 from fedsaddle import AUC, GAN, Fair, Robust, draws, judges, scores
-from fedsaddle.catalogue import SHIPPED, shipped
+from fedsaddle.border.build import load
+from fedsaddle.border.files import SHIPPED, shipped
 from fedsaddle.core import Pair, StepSize
 from fedsaddle.data import celeba
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
 from fedsaddle.data.sources import CATALOGUE
 from fedsaddle.engine.course import course
 from fedsaddle.engine.study import Study
-from fedsaddle.spec import load
 
 GOLDEN = Path(__file__).with_name("golden.json")
 TOY = ["problem.clients=20"]

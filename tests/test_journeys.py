@@ -5,7 +5,7 @@ import csv
 import pytest
 from benchmarks import journeys
 
-from fedsaddle.catalogue import shipped
+from fedsaddle.border.files import shipped
 
 
 @pytest.mark.parametrize("experiment", shipped())

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fedsaddle as fs
+from fedsaddle.border.build import load
 from fedsaddle.checks import bounds
 from fedsaddle.core import Pair
 from fedsaddle.engine.course import course
@@ -16,7 +17,6 @@ from fedsaddle.engine.round import play
 from fedsaddle.engine.study import begin, points
 from fedsaddle.merges import MERGES, Mean, Median, Merge, TrimmedMean, clipped, merged
 from fedsaddle.simulate import make_study
-from fedsaddle.spec import load
 from zoo import ALGORITHMS, quadratic
 
 RULES = [Mean(), TrimmedMean(0.1), TrimmedMean(0.25), TrimmedMean(0.49), Median()]

@@ -9,12 +9,12 @@ import pytest
 
 import fedsaddle as fs
 from fedsaddle import judges
+from fedsaddle.border.sweeps import load_sweep
 from fedsaddle.errors import BadInput
 from fedsaddle.metric import Metric
 from fedsaddle.problems import PROBLEMS, Entry
 from fedsaddle.report import findings, read_runs
 from fedsaddle.report.sweeps import families_of
-from fedsaddle.spec import load_sweep
 from test_report import write_run
 from test_runs import fedsaddle
 from test_sweep import write

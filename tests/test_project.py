@@ -13,10 +13,11 @@ import pytest
 
 import fedsaddle as fs
 from fedsaddle.algorithms import ALGORITHMS, Entry
+from fedsaddle.border.build import load
+from fedsaddle.border.schema import Experiment
 from fedsaddle.engine.round import play
 from fedsaddle.engine.study import begin
 from fedsaddle.problems import AUC
-from fedsaddle.spec import Experiment, load
 from zoo import quadratic
 
 ROOT = Path(__file__).parent.parent
@@ -24,15 +25,16 @@ SOURCE = ROOT / "src" / "fedsaddle"
 
 # Lower rooms know nothing of higher ones.
 FLOORS = [
-    {"errors", "catalogue", "core", "draws", "metric", "projections"},
+    {"errors", "exits", "core", "draws", "metric", "projections", "ranges"},
     {"problem", "fleet", "checks", "convolutions", "networks", "data", "scores", "judges", "pictures"},
     {"faults", "merges", "history"},
     {"algorithms", "problems"},
     {"engine"},
     {"simulate"},
     {"runs", "environment", "sweep"},
-    {"spec", "report", "tensorboard"},
-    {"replay", "flower"},
+    {"border", "report", "tensorboard"},
+    {"flower"},
+    {"app"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -92,7 +94,7 @@ def test_every_name_of_the_package_is_there_when_it_is_asked_for():
 import sys
 import fedsaddle as fs
 assert "torch" not in sys.modules
-import fedsaddle.spec  # which imports the module fedsaddle.simulate
+import fedsaddle.border.build  # which imports the module fedsaddle.simulate
 for name in fs.__all__:
     value = getattr(fs, name)
     assert getattr(value, "__name__", name) == name, (name, value)

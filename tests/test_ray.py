@@ -15,13 +15,13 @@ import pytest
 import torch
 
 import fedsaddle as fs
+from fedsaddle.border.build import load
 from fedsaddle.core import Pair
 from fedsaddle.engine.executors.ray import Job, Worker, _arrays, _check_reachable, _kill, _replayed
 from fedsaddle.engine.phase import calls_of, send, visits_of
 from fedsaddle.engine.round import play
 from fedsaddle.engine.study import begin, points
 from fedsaddle.problem import Federation
-from fedsaddle.spec import load
 from test_runs import fedsaddle
 from zoo import ALGORITHMS, quadratic
 

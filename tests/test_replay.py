@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import fedsaddle as fs
+from fedsaddle.app.replay import replay_run
 from fedsaddle.cli import main
 from fedsaddle.engine.course import course
 from fedsaddle.engine.round import play
 from fedsaddle.engine.study import begin
 from fedsaddle.fleet import Verdict
 from fedsaddle.history import Gathering, History, Rules, Told, line, read
-from fedsaddle.replay import replay_run
 from fedsaddle.runs import _hash, _json
 from zoo import ALGORITHMS, quadratic
 

@@ -18,13 +18,13 @@ import torch
 from safetensors.torch import load_file
 
 import fedsaddle as fs
-from fedsaddle.catalogue import SHIPPED
+from fedsaddle.border.build import load
+from fedsaddle.border.files import SHIPPED
 from fedsaddle.cli import main
 from fedsaddle.engine import machine
 from fedsaddle.engine.executors.vectorised import Vectorised
 from fedsaddle.engine.study import Lost
 from fedsaddle.report import read_runs
-from fedsaddle.spec import load
 
 ARGUMENTS = [
     "run",
@@ -490,7 +490,7 @@ def test_answers_that_are_lost_are_told_and_written_down(tmp_path, monkeypatch, 
             algorithms.add(type(task.algorithm))
             return Lost(torch.arange(len(visits)) > 1)
 
-    monkeypatch.setattr("fedsaddle.spec.Vectorised", Lossy)
+    monkeypatch.setattr("fedsaddle.border.build.Vectorised", Lossy)
     words = [word for word in ARGUMENTS if word != "--quiet"]
     assert fedsaddle(*words, f"--out={tmp_path / 'run'}", monkeypatch=monkeypatch) == 0
     told = [line for line in capsys.readouterr().out.splitlines() if "lost with a worker" in line]

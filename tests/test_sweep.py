@@ -16,7 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 import chromium
-from fedsaddle.catalogue import SHIPPED
+from fedsaddle.border.build import load
+from fedsaddle.border.files import SHIPPED
+from fedsaddle.border.schema import Sweep
+from fedsaddle.border.sweeps import load_sweep
 from fedsaddle.cli import commands
 from fedsaddle.engine.course import Row, Stop
 from fedsaddle.engine.study import Lanes
@@ -25,7 +28,6 @@ from fedsaddle.metric import Metric
 from fedsaddle.problems import AUC
 from fedsaddle.report import read_runs
 from fedsaddle.report.sweeps import families_of
-from fedsaddle.spec import Sweep, load, load_sweep
 from fedsaddle.sweep import Halving, Span, rungs, score, settings, to_toml
 from test_report import browser  # noqa: F401
 from test_runs import fedsaddle, result, true_after

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsaddle as fs
-from fedsaddle import spec
+from fedsaddle.border import build
 from fedsaddle.data import partition
 from fedsaddle.data.tables import LARGEST, MOST_WORDS, load
 from fedsaddle.errors import BadInput
@@ -479,7 +479,7 @@ def experiment(tmp_path, **problem):
 
 def test_a_table_is_seen_from_its_experiment(tmp_path):
     path = table(tmp_path)
-    plan = spec.load(experiment(tmp_path))
+    plan = build.load(experiment(tmp_path))
     assert plan.resolved["problem"]["dataset"] == path
     assert len(plan.resolved["problem"]["sha256"]) == 64
     assert plan.resolved["problem"]["test"] == plan.resolved["problem"]["test_sha256"] == ""
@@ -490,7 +490,7 @@ def test_a_table_that_is_set_is_seen_from_here(tmp_path, monkeypatch):
     here.mkdir()
     monkeypatch.chdir(here)
     path = table(here, name="other.csv")
-    plan = spec.load(experiment(tmp_path), settings=["problem.dataset=other.csv"])
+    plan = build.load(experiment(tmp_path), settings=["problem.dataset=other.csv"])
     assert plan.resolved["problem"]["dataset"] == path
 
 
@@ -498,7 +498,7 @@ def test_a_table_that_is_set_is_seen_from_here(tmp_path, monkeypatch):
 def test_a_positive_that_is_no_label(tmp_path, value):
     table(tmp_path)
     with pytest.raises(BadInput, match=r"problem\.positive: should be one of the labels, got"):
-        spec.load(experiment(tmp_path), settings=[f"problem.positive={value}"])
+        build.load(experiment(tmp_path), settings=[f"problem.positive={value}"])
 
 
 @pytest.mark.parametrize(("words", "found"), [(("true", "false"), 1), (("FALSE", "TRUE"), 1), ((0, 1), 1)])
@@ -531,20 +531,20 @@ def test_a_table_must_be_a_plain_file(tmp_path):
 def test_the_resolved_experiment_means_the_same_files(tmp_path):
     table(tmp_path)
     table(tmp_path, "\n".join(lines(rows=54)), "test.csv")
-    plan = spec.load(experiment(tmp_path, test="test.csv"))
+    plan = build.load(experiment(tmp_path, test="test.csv"))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "again.json").write_text(json.dumps(plan.resolved))
-    assert spec.load(str(tmp_path / "elsewhere" / "again.json")).resolved == plan.resolved
+    assert build.load(str(tmp_path / "elsewhere" / "again.json")).resolved == plan.resolved
     table(tmp_path, "\n".join(lines(rows=66)), "test.csv")
     with pytest.raises(BadInput, match=r"test\.csv has changed"):
-        spec.load(str(tmp_path / "elsewhere" / "again.json"))
+        build.load(str(tmp_path / "elsewhere" / "again.json"))
 
 
 def test_a_run_is_not_resumed_with_another_table(tmp_path):
     table(tmp_path)
     path = experiment(tmp_path)
-    RunFolder(tmp_path / "run", spec.load(path), resume=False).close()
-    RunFolder(tmp_path / "run", spec.load(path), resume=True).close()
+    RunFolder(tmp_path / "run", build.load(path), resume=False).close()
+    RunFolder(tmp_path / "run", build.load(path), resume=True).close()
     table(tmp_path, "\n".join(lines(rows=66)))
     with pytest.raises(BadInput, match="another experiment"):
-        RunFolder(tmp_path / "run", spec.load(path), resume=True)
+        RunFolder(tmp_path / "run", build.load(path), resume=True)

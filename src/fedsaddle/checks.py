@@ -7,7 +7,6 @@ copy of it; an answer under any other name (a gradient, a change of a control va
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,24 +14,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsaddle.core import KINDS, Message, Pair, zeros_like
-from fedsaddle.errors import BadInput, check_count
+from fedsaddle.core import KINDS, Count, Message, Pair, zeros_like
+from fedsaddle.errors import BadInput
+from fedsaddle.ranges import Above0, check
 
-Norms = float | dict[str, float]  # one for all, or one for some kinds of messages
+Norms = Above0 | dict[str, Above0]  # one for all, or one for some kinds of messages
 
 NOT_FINITE, TOO_LARGE = 1, 2
 REASONS = {NOT_FINITE: "a value is not finite", TOO_LARGE: "the update is larger than the norm bound"}
 
 
-def check_norms(name: str, norms: Norms | None) -> None:
-    if norms is None:
-        return
-    for kind, value in norms.items() if isinstance(norms, dict) else [("", norms)]:
-        at = f"{name}.{kind}" if kind else name
-        if kind and kind not in KINDS:
+def check_kinds(name: str, norms: Norms | None) -> None:
+    for kind in norms if isinstance(norms, dict) else ():
+        if kind not in KINDS:
             raise BadInput(f"{name}: unknown kind '{kind[:40]}'; known: {', '.join(KINDS)}")
-        if not 0 < value < math.inf:
-            raise BadInput(f"{at} must be above 0, got {value:g}")
 
 
 def bounds(norms: Norms | None, kinds: Mapping[str, str]) -> dict[str, float]:
@@ -49,12 +44,11 @@ class Checks:
     """What is asked of answers, and when a client is no longer asked for any."""
 
     norm: Norms | None = None  # the largest Euclidean norm of an update, x and y together
-    strikes: int | None = None  # refused answers after which a client is no longer invited
+    strikes: Count | None = None  # refused answers after which a client is no longer invited
 
     def __post_init__(self) -> None:
-        check_norms("norm", self.norm)
-        if self.strikes is not None:
-            check_count("strikes", self.strikes)
+        check(self)
+        check_kinds("norm", self.norm)
 
     def barred(self, strikes: Counter[int]) -> set[int]:
         """Who is no longer invited, given how many answers of each client were refused."""

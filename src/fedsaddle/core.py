@@ -122,7 +122,7 @@ class Client(Protocol):
         """The nearest point that the problem allows, for a rule that looks at points beside its walk."""
 
 
-# --- hyperparameters and their ranges, read by the border when an experiment is checked -----------------
+# --- hyperparameters and their ranges, which `ranges.check` reads ---------------------------------------
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,26 @@ class Range:
     least: float | None = None  # allowed
     above: float | None = None  # itself not allowed
     most: float | None = None
+    below: float | None = None  # itself not allowed
+
+    def holds(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        if self.least is not None and self.most is not None:
+            return f"between {self.least:g} and {self.most:g}"
+        ends = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        return " and ".join(f"{words} {end:g}" for words, end in ends.items() if end is not None)
 
 
 StepSize = Annotated[Scalar, Range(above=0)]
 Weight = Annotated[Scalar, Range(least=0)]
-Exponent = Annotated[Scalar, Range(least=0, most=1)]
+Exponent = Annotated[Weight, Range(most=1)]
 Positive = Annotated[Scalar, Range(above=0)]
 Count = Annotated[int, Range(least=1)]  # counts are static: they shape the computation
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from fedsaddle import draws
 from fedsaddle.checks import NOT_FINITE, REASONS, origin
 from fedsaddle.core import Message, Pair
-from fedsaddle.errors import MOST, BadInput, without_effect
+from fedsaddle.errors import BadInput, without_effect
+from fedsaddle.ranges import Above0, Delay, Rate, check
 
 SEEN = {"nan": REASONS[NOT_FINITE], "inf": REASONS[NOT_FINITE], "shape": "a shape is wrong"}
 DROP, DELAY, DUPLICATE, CORRUPT, HOSTILE = range(5)  # each has luck of its own
@@ -28,23 +29,17 @@ DROP, DELAY, DUPLICATE, CORRUPT, HOSTILE = range(5)  # each has luck of its own
 class Faults:
     """What goes wrong, and how often."""
 
-    drop: float = 0.0  # the rate at which an answer is lost
-    delay: float = 0.0  # the rate at which an answer is held up,
-    seconds: float = 60.0  # for so long
-    duplicate: float = 0.0  # the rate at which an answer comes twice
-    corrupt: float = 0.0  # the rate at which an answer is corrupted
-    hostile: float = 0.0  # the part of the clients whose every answer is corrupted, in a whole run
+    drop: Rate = 0.0  # the rate at which an answer is lost
+    delay: Rate = 0.0  # the rate at which an answer is held up,
+    seconds: Delay = 60.0  # for so long
+    duplicate: Rate = 0.0  # the rate at which an answer comes twice
+    corrupt: Rate = 0.0  # the rate at which an answer is corrupted
+    hostile: Rate = 0.0  # the part of the clients whose every answer is corrupted, in a whole run
     corruption: Literal["nan", "inf", "shape", "sign", "scale"] = "nan"
-    factor: float = 10.0  # what scale multiplies an update by; sign turns it round as well
+    factor: Above0 = 10.0  # what scale multiplies an update by; sign turns it round as well
 
     def __post_init__(self) -> None:
-        for name in ("drop", "delay", "duplicate", "corrupt", "hostile"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise BadInput(f"{name} must be between 0 and 1, got {getattr(self, name)}")
-        if not 0 <= self.seconds <= MOST:
-            raise BadInput(f"seconds must be between 0 and {MOST:g}, got {self.seconds}")
-        if not 0 < self.factor < math.inf:
-            raise BadInput(f"factor must be above 0, got {self.factor}")
+        check(self)
         if self.corruption not in (*SEEN, "sign", "scale"):
             raise BadInput(f"corruption must be nan, inf, shape, sign or scale, got {self.corruption!r}")
 

@@ -16,13 +16,15 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedsaddle import draws
-from fedsaddle.errors import MOST, BadInput, check_count, without_effect
+from fedsaddle.core import Count, Range
+from fedsaddle.errors import MOST, BadInput, without_effect
+from fedsaddle.ranges import Delay, Duration, Rate, check
 
 NEVER = math.inf
 
@@ -51,28 +53,21 @@ class Settled(NamedTuple):
 class Quorum:
     """Invite S^ clients, go on with the first S_t answers."""
 
-    invite: int = 8  # S^
-    enough: int | None = None  # S_t; without it, every answer is waited for
-    minimum: int = 1  # fewer answers abandon the round
-    deadline: float | None = None  # seconds after which the minimum is enough
-    grace: float = 0.0  # seconds after the deadline in which the minimum may still be reached
+    invite: Count = 8  # S^
+    enough: Count | None = None  # S_t; without it, every answer is waited for
+    minimum: Count = 1  # fewer answers abandon the round
+    deadline: Duration | None = None  # seconds after which the minimum is enough
+    grace: Delay = 0.0  # seconds after the deadline in which the minimum may still be reached
 
     def __post_init__(self) -> None:
-        check_count("invite", self.invite)
-        check_count("minimum", self.minimum)
-        if self.enough is not None:
-            check_count("enough", self.enough)
-            if self.enough > self.invite:
-                raise BadInput(f"enough must be at most invite ({self.invite}), got {self.enough}")
+        check(self)
+        if self.enough is not None and self.enough > self.invite:
+            raise BadInput(f"enough must be at most invite ({self.invite}), got {self.enough}")
         if self.minimum > (self.enough or self.invite):
             name = "invite" if self.enough is None else "enough"
             raise BadInput(
                 f"minimum must be at most {name} ({self.enough or self.invite}), got {self.minimum}"
             )
-        if self.deadline is not None and not 0 < self.deadline <= MOST:
-            raise BadInput(f"deadline must be above 0 and at most {MOST:g} seconds, got {self.deadline}")
-        if not 0 <= self.grace <= MOST:
-            raise BadInput(f"grace must be between 0 and {MOST:g} seconds, got {self.grace}")
         if self.grace and self.deadline is None:
             raise BadInput("grace begins at the deadline: give a deadline too")
 
@@ -179,11 +174,10 @@ class Everybody:
 class Paper:
     """S_t = ceil(p_t S^) clients answer, p_t ~ U[least, 1], drawn once a round; each after one second."""
 
-    least: float = 0.5
+    least: Rate = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.least <= 1:
-            raise BadInput(f"least must be between 0 and 1, got {self.least}")
+        check(self)
 
     def check(self, clients: int) -> None:
         pass
@@ -200,15 +194,12 @@ class Paper:
 class Dropout:
     """Each client fails to answer with a rate of its own; the others take one second."""
 
-    rate: float | tuple[float, ...] = 0.3  # one for all, or one for each client
+    rate: Rate | tuple[Rate, ...] = 0.3  # one for all, or one for each client
 
     def __post_init__(self) -> None:
         if isinstance(self.rate, list):
             object.__setattr__(self, "rate", tuple(self.rate))
-        rates = self.rate if isinstance(self.rate, tuple) else (self.rate,)
-        for rate in rates:
-            if not 0 <= rate <= 1:
-                raise BadInput(f"rate must be between 0 and 1, got {rate}")
+        check(self)
 
     def check(self, clients: int) -> None:
         if isinstance(self.rate, tuple) and len(self.rate) != clients:
@@ -227,21 +218,14 @@ class Dropout:
 class Latency:
     """Log-normal delays, fast and slow devices; which one a client is stays the same for a whole run."""
 
-    median: float = 10.0  # seconds, of a fast device
-    spread: float = 0.5  # standard deviation of the delay's logarithm
-    slow: float = 0.3  # the part of the clients that are slow devices
-    slowdown: float = 4.0  # how much longer these take
-    dropout: float = 0.0  # the rate at which any client does not answer at all
+    median: Duration = 10.0  # seconds, of a fast device
+    spread: Annotated[float, Range(least=0, most=10)] = 0.5  # standard deviation of the delay's logarithm
+    slow: Rate = 0.3  # the part of the clients that are slow devices
+    slowdown: Annotated[float, Range(above=0, most=MOST)] = 4.0  # how much longer these take
+    dropout: Rate = 0.0  # the rate at which any client does not answer at all
 
     def __post_init__(self) -> None:
-        for name in ("median", "slowdown"):
-            if not 0 < getattr(self, name) <= MOST:
-                raise BadInput(f"{name} must be above 0 and at most {MOST:g}, got {getattr(self, name)}")
-        if not 0 <= self.spread <= 10:
-            raise BadInput(f"spread must be between 0 and 10, got {self.spread}")
-        for name in ("slow", "dropout"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise BadInput(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+        check(self)
 
     @property
     def notes(self) -> list[str]:
@@ -271,14 +255,13 @@ class Trace:
     """
 
     path: str
-    seconds: float = 1.0
+    seconds: Duration = 1.0
     sha256: str = ""  # of the file; if given, a file that has changed is refused
     laps: dict[int, list[tuple[float, float]]] = field(init=False, repr=False, compare=False)
     period: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not 0 < self.seconds <= MOST:
-            raise BadInput(f"seconds must be above 0 and at most {MOST:g}, got {self.seconds}")
+        check(self)
         spans, digest = read_trace(Path(self.path))
         if self.sha256 not in ("", digest):
             raise BadInput(f"the trace {self.path} has changed: its sha256 is {digest}, not {self.sha256}")

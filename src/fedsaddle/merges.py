@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from fedsaddle.checks import Norms, check_norms, norm, origin
-from fedsaddle.core import Message, Pair
-from fedsaddle.errors import BadInput
+from fedsaddle.checks import Norms, check_kinds, norm, origin
+from fedsaddle.core import Message, Pair, Range
+from fedsaddle.ranges import check
 
 
 class Rule(Protocol):
@@ -44,11 +44,10 @@ class Mean:
 class TrimmedMean:
     """The mean without the largest and the smallest values: floor(trim n) of n at each end."""
 
-    trim: float = 0.1
+    trim: Annotated[float, Range(least=0, below=0.5)] = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.trim < 0.5:
-            raise BadInput(f"trim must be at least 0 and below 0.5, got {self.trim}")
+        check(self)
 
     def __call__(self, answers: Tensor, there: Tensor) -> Tensor:
         count = _count(there)
@@ -94,7 +93,8 @@ class Merge:
     clip: Norms | None = None  # the norm that updates are scaled down to
 
     def __post_init__(self) -> None:
-        check_norms("clip", self.clip)
+        check(self)
+        check_kinds("clip", self.clip)
 
 
 MEAN = Merge()

@@ -34,6 +34,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 from collections import Counter
@@ -391,9 +392,12 @@ class RunFolder:
         grows = grows and self._may_grow and now["rounds"] > was["rounds"]
         if not grows and (was != now or order[0] != order[1]):
             change = _first_difference(was | {"order": order[0]}, now | {"order": order[1]})
+            kind = "sweep" if self.plan.by else "run"
+            alone = f"fedsaddle {kind} --resume --out {shlex.quote(str(self.path))}"
+            how = f"{alone}, which needs no other options" if self._may_grow else "the same options"
             raise BadInput(
-                f"{self.path} was made by another experiment ({change}): resume it with the same options, or "
-                "choose another --out"
+                f"{self.path} was made by another experiment ({change}): resume it with {how}, or choose "
+                "another --out"
             )
         if grows and self.plan.prunes:
             raise BadInput(

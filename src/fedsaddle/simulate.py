@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle.checks import Checks
-from fedsaddle.core import Algorithm, Pair, Range
+from fedsaddle.core import Algorithm, Pair
 from fedsaddle.engine import machine
 from fedsaddle.engine.compile.cuts import NEARLY_ALL
 from fedsaddle.engine.course import Row, Stop, course
@@ -29,6 +29,7 @@ from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Fleet, Latency, Paper, Quorum
 from fedsaddle.merges import MEAN, Merge, TrimmedMean
 from fedsaddle.problem import Problem
+from fedsaddle.ranges import check
 
 
 class Hyperparameter(typing.NamedTuple):
@@ -36,39 +37,16 @@ class Hyperparameter(typing.NamedTuple):
 
     name: str
     static: bool  # a count, which shapes the computation; the others may differ from lane to lane
-    range: Range
     default: Any  # dataclasses.MISSING if it must be given
 
 
 def hyperparameters(rule: type[Any]) -> dict[str, Hyperparameter]:
     """The fields of a class of algorithms, read off their annotations."""
-    hints = typing.get_type_hints(rule, include_extras=True)
-    found = {}
-    for field in dataclasses.fields(rule):
-        hint = hints[field.name]
-        base, *notes = typing.get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
-        limits = next((note for note in notes if isinstance(note, Range)), Range())
-        found[field.name] = Hyperparameter(field.name, base is int, limits, field.default)
-    return found
-
-
-def check_algorithm(algorithm: Algorithm) -> None:
-    """Refuse counts that are not counts, and values out of range."""
-    for name, known in hyperparameters(type(algorithm)).items():
-        value = getattr(algorithm, name)
-        if known.static:
-            check_count(name, value)
-            continue
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not abs(value) <= sys.float_info.max:
-            raise BadInput(f"{name} must be a finite number, got {shown(value)}")
-        least, above, most = known.range.least, known.range.above, known.range.most
-        if least is not None and value < least:
-            raise BadInput(f"{name} must be at least {least:g}, got {value:g}")
-        if above is not None and value <= above:
-            raise BadInput(f"{name} must be above {above:g}, got {value:g}")
-        if most is not None and value > most:
-            raise BadInput(f"{name} must be at most {most:g}, got {value:g}")
+    hints = typing.get_type_hints(rule)
+    return {
+        field.name: Hyperparameter(field.name, hints[field.name] is int, field.default)
+        for field in dataclasses.fields(rule)
+    }
 
 
 def make_study(
@@ -121,7 +99,7 @@ def make_study(
     known = hyperparameters(type(settings[0]))
     counts = [name for name, field in known.items() if field.static]
     for setting in settings:
-        check_algorithm(setting)
+        check(setting)
         rows = max(batch * phase.length(NEARLY_ALL) * phase.batches for phase in setting.phases())
         check_memory("the minibatches of a visit", 6 * rows)
         if rows > 2**22 * int(problem.federation.sizes.min()):

@@ -1,9 +1,12 @@
 """The command line.
 
     commands    what can be asked for
+    options     what commands may be told, each option once
     progress    how far a run is, and how long it will still take
+    tables      what it has come to
 
-This module imports nothing that takes time, so that Ctrl-C is quiet from the first moment on.
+What a command does is in `app`. This module imports nothing that takes time, so that Ctrl-C is quiet from the
+first moment on.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import warnings
 from types import FrameType
 from typing import Any
 
-BAD_INPUT, ALL_DIVERGED, NOTHING_LEARNT, INTERRUPTED = 2, 3, 4, 130
+from fedsaddle.exits import BAD_INPUT, INTERRUPTED
 
 
 def main() -> None:
@@ -31,8 +34,11 @@ def main() -> None:
     from fedsaddle.errors import BadInput
 
     _show_notices()
+    words = sys.argv[1:]
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(words, standalone_mode=False))
     except click.exceptions.NoArgsIsHelpError:
         sys.exit(BAD_INPUT)  # the help has been shown
     except (BadInput, click.UsageError) as error:

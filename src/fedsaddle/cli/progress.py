@@ -6,19 +6,23 @@ import os
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
+from fedsaddle.app.run import SILENT
+from fedsaddle.engine.compile.tapes import cores
 from fedsaddle.sweep import score
 
 if TYPE_CHECKING:
     from fedsaddle.engine.course import Stop
     from fedsaddle.engine.study import Study
-    from fedsaddle.runs import Plan
+    from fedsaddle.runs import Plan, Watch
 
 
 # --- the time that is left -------------------------------------------------------------------------------
@@ -156,16 +160,6 @@ def _trouble(plan: Plan, study: str, stop: Stop) -> list[str]:
 # --- who watches -----------------------------------------------------------------------------------------
 
 
-class Silent:
-    """For --quiet."""
-
-    def begin(self, study: str, start: int) -> None:
-        pass
-
-    def stop(self, study: str, stop: Stop) -> None:
-        pass
-
-
 class Lines:
     """For a pipe: a plain line about every tenth of the way, and for what goes wrong."""
 
@@ -254,3 +248,49 @@ def bars(out: Console, transient: bool = False) -> Progress:
         console=out,
         transient=transient,
     )
+
+
+@contextmanager
+def watching(
+    out: Console,
+    plan: Plan,
+    left: Mapping[str, int],
+    quiet: bool = False,
+    transient: bool = False,
+    to: TextIO | None = None,
+) -> Iterator[Watch]:
+    """Whoever watches a run: nobody, lines for a pipe, or bars for a person."""
+    if quiet:
+        yield SILENT
+    elif not out.is_terminal:
+        yield Lines(plan, left, to)
+    else:
+        with bars(out, transient) as progress:
+            yield Bars(plan, left, progress)
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """A person at a terminal, or a pipe, who is told about a run."""
+
+    out: Console
+    quiet: bool = False
+
+    def say(self, line: str) -> None:
+        print(line, file=sys.stderr)
+
+    @contextmanager
+    def watching(self, plan: Plan, left: Mapping[str, int]) -> Iterator[Watch]:
+        if not self.quiet:
+            print(f"engine: {_engine(plan)}", file=sys.stderr)
+        with watching(self.out, plan, left, self.quiet) as watch:
+            yield watch
+
+
+def _engine(plan: Plan) -> str:
+    """How clients are asked, and by how many threads at once."""
+    name, device, threads = (plan.resolved[key] for key in ("engine", "device", "threads"))
+    study = next(iter(plan.studies.values()))
+    many = study.executor.beside(study.device)
+    workers = f"{many} workers on {cores()} cores, " if many > 1 else ""
+    return f"{name} on {device} ({workers}{threads} thread{'s' * (threads > 1)}{' each' * (many > 1)})"

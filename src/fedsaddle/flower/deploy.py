@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 from fedsaddle.core import Remembers
 from fedsaddle.engine import machine
 from fedsaddle.errors import BadInput
+from fedsaddle.exits import ALL_DIVERGED, BAD_INPUT, INTERRUPTED
 from fedsaddle.flower import keys, link
 from fedsaddle.flower._flwr import Grid, RunNotRunningException
 from fedsaddle.flower.client import Site, client_app
@@ -36,7 +37,7 @@ from fedsaddle.flower.server import Deployment, entries, server_app
 from fedsaddle.flower.supervise import Child, Family, asked_to_end
 from fedsaddle.runs import Interrupted, Plan, write_atomically
 
-DONE = (0, 2, 3, 130)  # ends of a ServerApp that starting it again would not change
+DONE = (0, BAD_INPUT, ALL_DIVERGED, INTERRUPTED)  # ends after which a ServerApp is not started again
 TRIES = 5  # times that a ServerApp may die without making a checkpoint
 REFUSED = 4  # a node's exit code when the server does not let it in
 GIVE_UP = 90.0  # seconds of refusals: as long as a node that was killed may seem to be online
@@ -159,7 +160,7 @@ def _rounds(
                 tend()
             if asked() or not hub.alive():
                 family.end(app)
-                return 130 if asked() else None
+                return INTERRUPTED if asked() else None
             link.stop_run(socket, run)
             family.end(app)
             if app.status in DONE:
@@ -201,7 +202,7 @@ def _server(server: Server, nodes: dict[int, int], socket: Path, token: str, res
         )
         deployment.recall(server.folder, resumed)
         code = server.work(deployment, _progress(server) > 0)
-        if code in (0, 3):
+        if code in (0, ALL_DIVERGED):
             with contextlib.suppress(Interrupted):  # then somebody does not want to wait
                 deployment.roll.drain(DRAIN)
 

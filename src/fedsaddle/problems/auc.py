@@ -13,21 +13,22 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from fedsaddle import networks
-from fedsaddle.core import Pair
+from fedsaddle.core import Count, Pair, Range
 from fedsaddle.data import tables
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
 from fedsaddle.data.federated import chunks
 from fedsaddle.data.partition import PARTITIONS, VALIDATION, divide, held_out, idle_dials
-from fedsaddle.errors import BadInput, check_count, check_seed, unknown, without_effect
+from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.metric import Metric
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Counts, Facts, Federation, Measured
+from fedsaddle.ranges import Seed, check
 from fedsaddle.scores import auroc, average_precision
 
 NETWORKS = ("lenet5", "cifar-cnn", "logistic", "mlp")
@@ -56,22 +57,21 @@ class AUC(Measured):
     """One class of a dataset against all others, over clients that hold their own rows."""
 
     dataset: str = "digits"  # a name, or the path of a .csv or .npz file
-    clients: int = 50  # of column, as many as its values
+    clients: Count = 50  # of column, as many as its values
     partition: str = "label"  # label, iid, dirichlet or column; devices, if each holds rows of its own
     alpha: float = 0.5  # of dirichlet
     network: str = "mlp"  # lenet5, cifar-cnn, logistic or mlp
     scoring: Literal["sigmoid", "release"] = "sigmoid"
     positive: bool | int | str | None = None  # the class to be found; 0 in the datasets with a name
-    seed: int = 0  # of the partition, and of which rows are tested
-    validation_share: float = (
-        0.0  # of each class's training rows, kept from the clients to choose settings by
-    )
+    seed: Seed = 0  # of the partition, and of which rows are tested
+    # Of each class's training rows, kept from the clients to choose settings by:
+    validation_share: Annotated[float, Range(least=0, below=1)] = 0.0
     grad_phi: bool = False  # whether |grad Phi| is measured too, over all training rows: that takes a while
     # Of a file:
     label: str = "label"  # the column of the classes
     client: str = "client"  # the column that says who holds a row
     test: str = ""  # a second file with the test rows
-    test_share: float = 0.2  # of the rows, if there is no second file
+    test_share: Annotated[float, Range(above=0, below=1)] = 0.2  # of the rows, if there is no second file
     sha256: str = ""  # if given, a file that has changed is refused
     test_sha256: str = ""
 
@@ -85,12 +85,7 @@ class AUC(Measured):
             if given not in known and not (what == "dataset" and tables.is_table(given)):
                 hint = "; or give the path of a .csv or .npz file" if what == "dataset" else ""
                 raise BadInput(f"{unknown(what, given, known)}{hint}")
-        check_count("clients", self.clients)
-        check_seed("seed", self.seed)
-        if not 0 < self.test_share < 1:
-            raise BadInput(f"test_share must be between 0 and 1, got {self.test_share}")
-        if not 0 <= self.validation_share < 1:
-            raise BadInput(f"validation_share must be at least 0 and below 1, got {self.validation_share}")
+        check(self)
         own, idle = (
             tables.is_table(self.dataset),
             f"it goes with a .csv or .npz file, not with {self.dataset}",

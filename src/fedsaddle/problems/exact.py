@@ -21,18 +21,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor
 
 from fedsaddle import draws
-from fedsaddle.core import Pair, Scalar
-from fedsaddle.errors import BadInput, check_count, check_memory, check_seed
+from fedsaddle.core import Count, Pair, Range, Scalar
+from fedsaddle.errors import BadInput, check_memory
 from fedsaddle.metric import Metric
 from fedsaddle.problem import Batch, Federation
+from fedsaddle.ranges import Above0, CountOr0, NotNegative, Seed, check
 
-Samples = int | tuple[int, int]
+Samples = Count | tuple[Count, Count]  # a client without rows is no client
 
 
 class Exact(Protocol):
@@ -120,24 +121,17 @@ def _orthogonal(seed: int, what: int, size: int) -> Tensor:
     return Q
 
 
-def _check(problem: object, *at_least_zero: str) -> None:
-    """The dials all problems have, and those that must not be negative."""
+def _check(problem: object) -> None:
+    """The ranges of the dials, and that what they describe fits into memory."""
+    check(problem)
     values = vars(problem)
-    for name in {"clients", "dim", "dim_x", "dim_y", "features"} & set(values):
-        check_count(name, values[name])
-    check_seed("seed", values["seed"])
     samples = values["samples"]
-    for rows in samples if isinstance(samples, tuple) else (samples,):
-        check_count("samples", rows)  # a client without rows is no client
     if isinstance(samples, tuple) and (len(samples) != 2 or samples[0] > samples[1]):
         raise BadInput(f"samples must be a number or [fewest, most], got {list(samples)}")
     # Rows of x and y, and a matrix over both for each client, are the most that any of them holds.
     rows = values["clients"] * (max(samples) if isinstance(samples, tuple) else samples)
     width = sum(values.get(name, 0) for name in ("dim_x", "dim_y", "features")) + 2 * values.get("dim", 1)
     check_memory("a problem of this size", rows * width + (values["clients"] + 1) * width**2)
-    for name in at_least_zero:
-        if not 0 <= values[name] < math.inf:
-            raise BadInput(f"{name} must be at least 0, got {values[name]}")
 
 
 # --- the problems ----------------------------------------------------------------------------------------
@@ -152,28 +146,24 @@ class Quadratic:
     is convex unless the `nonconvex` term (rho) is added. No C_i need be positive.
     """
 
-    clients: int = 200
-    dim_x: int = 10
-    dim_y: int = 10
-    kappa: float = 10.0
-    heterogeneity: float = 1.0
-    dissimilarity: float = 0.1
-    noise: float = 0.1
-    nonconvex: float = 0.0
-    flat: int = 0
+    clients: Count = 200
+    dim_x: Count = 10
+    dim_y: Annotated[int, Range(least=2)] = 10
+    kappa: Annotated[float, Range(least=2)] = 10.0
+    heterogeneity: NotNegative = 1.0
+    dissimilarity: NotNegative = 0.1
+    noise: NotNegative = 0.1
+    nonconvex: NotNegative = 0.0
+    flat: CountOr0 = 0
     samples: Samples = 10
-    seed: int = 0
+    seed: Seed = 0
 
     metrics = JUDGED
 
     def __post_init__(self) -> None:
-        _check(self, "heterogeneity", "dissimilarity", "noise", "nonconvex")
-        check_count("dim_y", self.dim_y, least=2)
-        check_count("flat", self.flat, least=0)
+        _check(self)
         if self.dim_y - self.flat < 2:
             raise BadInput(f"flat must leave two of the {self.dim_y} directions of y, got {self.flat}")
-        if not 2 <= self.kappa < math.inf:
-            raise BadInput(f"kappa must be at least 2, got {self.kappa}")
 
     @cached_property
     def mean(self) -> dict[str, Tensor]:
@@ -270,19 +260,19 @@ class TwoSines:
     Clients add p_i x + q_i y + r_i xy, which add up to zero.
     """
 
-    clients: int = 50
-    heterogeneity: float = 1.0
-    dissimilarity: float = 0.1
-    noise: float = 0.1
+    clients: Count = 50
+    heterogeneity: NotNegative = 1.0
+    dissimilarity: NotNegative = 0.1
+    noise: NotNegative = 0.1
     samples: Samples = 10
-    seed: int = 0
+    seed: Seed = 0
 
     metrics = JUDGED
     # |Hessian| <= 28.5 and the PL constant in y is 1.26, both read off a grid.
     kappa = 28.5 / 1.26
 
     def __post_init__(self) -> None:
-        _check(self, "heterogeneity", "dissimilarity", "noise")
+        _check(self)
 
     @cached_property
     def federation(self) -> Federation:
@@ -326,19 +316,17 @@ class ToyWGAN:
     z ~ N(0, 1) is drawn with every minibatch: `noise` scales how far its moments stray from 0 and 1.
     """
 
-    clients: int = 50
-    heterogeneity: float = 0.5
-    noise: float = 1.0
-    penalty: float = 0.5  # lambda
+    clients: Count = 50
+    heterogeneity: NotNegative = 0.5
+    noise: NotNegative = 1.0
+    penalty: Above0 = 0.5  # lambda
     samples: Samples = 20
-    seed: int = 0
+    seed: Seed = 0
 
     metrics = JUDGED
 
     def __post_init__(self) -> None:
-        _check(self, "heterogeneity", "noise")
-        if not 0 < self.penalty < math.inf:
-            raise BadInput(f"penalty must be above 0, got {self.penalty}")
+        _check(self)
 
     @cached_property
     def federation(self) -> Federation:
@@ -413,20 +401,18 @@ class RobustLeastSquares:
     least-squares solution at the saddle. `heterogeneity` shifts the clients' features, `noise` the targets.
     """
 
-    clients: int = 20
-    features: int = 5
-    price: float = 2.0  # lambda
-    heterogeneity: float = 0.5
-    noise: float = 0.1
+    clients: Count = 20
+    features: Count = 5
+    price: Annotated[float, Range(above=1)] = 2.0  # lambda
+    heterogeneity: NotNegative = 0.5
+    noise: NotNegative = 0.1
     samples: Samples = 5
-    seed: int = 0
+    seed: Seed = 0
 
     metrics = JUDGED
 
     def __post_init__(self) -> None:
-        _check(self, "heterogeneity", "noise")
-        if not 1 < self.price < math.inf:
-            raise BadInput(f"price must be above 1, got {self.price}")
+        _check(self)
         least = self.samples[0] if isinstance(self.samples, tuple) else self.samples
         if self.features > self.clients * least:
             raise BadInput(
@@ -501,21 +487,19 @@ class Bilinear:
     the condition number of A, whose largest singular value is 1.
     """
 
-    clients: int = 50
-    dim: int = 5
-    kappa: float = 3.0
-    heterogeneity: float = 1.0
-    dissimilarity: float = 0.1
-    noise: float = 0.1
+    clients: Count = 50
+    dim: Count = 5
+    kappa: Annotated[float, Range(least=1)] = 3.0
+    heterogeneity: NotNegative = 1.0
+    dissimilarity: NotNegative = 0.1
+    noise: NotNegative = 0.1
     samples: Samples = 10
-    seed: int = 0
+    seed: Seed = 0
 
     metrics = dict.fromkeys(("stationarity", "distance"), Metric("low", rows="train"))
 
     def __post_init__(self) -> None:
-        _check(self, "heterogeneity", "dissimilarity", "noise")
-        if not 1 <= self.kappa < math.inf:
-            raise BadInput(f"kappa must be at least 1, got {self.kappa}")
+        _check(self)
 
     @cached_property
     def A(self) -> Tensor:

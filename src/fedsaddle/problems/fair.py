@@ -17,15 +17,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
 from fedsaddle import networks
-from fedsaddle.core import Pair
+from fedsaddle.core import Count, Pair
 from fedsaddle.data.datasets import Dataset, scaled
 from fedsaddle.data.federated import chunks, federate, held_out, named
 from fedsaddle.data.partition import idle_dials
-from fedsaddle.errors import BadInput, check_count, check_seed, without_effect
+from fedsaddle.errors import without_effect
 from fedsaddle.metric import Metric
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Federation, Measured
 from fedsaddle.projections import simplex
+from fedsaddle.ranges import NotNegative, Seed, check
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,15 @@ class Fair(Measured):
     """A classifier that is judged by its worst class."""
 
     dataset: str = "digits"
-    clients: int = 50
+    clients: Count = 50
     partition: str = "label"  # label, iid or dirichlet
     alpha: float = 0.5  # of dirichlet
-    hidden: int = 64
-    penalty: float = 0.1
-    seed: int = 0  # of the partition
+    hidden: Count = 64
+    penalty: NotNegative = 0.1
+    seed: Seed = 0  # of the partition
 
     def __post_init__(self) -> None:
-        check_count("clients", self.clients)
-        check_count("hidden", self.hidden)
-        check_seed("seed", self.seed)
-        if not 0 <= self.penalty < math.inf:
-            raise BadInput(f"penalty must be at least 0, got {self.penalty}")
+        check(self)
         self.federation  # noqa: B018  a dataset or partition that cannot be had is refused here
 
     @property

@@ -18,22 +18,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from fedsaddle import draws, judges, networks, scores
-from fedsaddle.core import Pair
+from fedsaddle.core import Count, Pair, Range
 from fedsaddle.data import celeba
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
 from fedsaddle.data.partition import divide, idle_dials
-from fedsaddle.errors import BadInput, check_count, check_seed, unknown, without_effect
+from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.judges import Judge
 from fedsaddle.metric import Metric
 from fedsaddle.networks import NOISE, Network
 from fedsaddle.problem import Batch, Federation
+from fedsaddle.ranges import Seed, check
 
 
 def logsigmoid(logits: Tensor) -> Tensor:
@@ -65,15 +66,15 @@ class GAN:
     """A generator and a discriminator, over clients that hold their own pictures."""
 
     dataset: str = "digits"  # digits, mnist, fashion-mnist or celeba
-    clients: int = 50
+    clients: Count = 50
     partition: str = "label"  # label (in celeba, whose face it is), iid or dirichlet
     alpha: float = 0.5  # of dirichlet
     network: str = "digits"  # digits, mnist or dcgan
     objective: Literal["saturating", "non-saturating"] = "saturating"
     judge: str = "small"  # small, resnet18 or inception
     splits: Literal["disjoint", "nested"] = "disjoint"  # of the Inception Score
-    samples: int = 10_000  # pictures that are judged
-    seed: int = 0  # of the partition
+    samples: Annotated[int, Range(least=TOGETHER, most=10**6)] = 10_000  # pictures that are judged
+    seed: Seed = 0  # of the partition
     path: str = ""  # of CelebA's folder; by itself, celeba in the data cache
     inception: str = ""  # a TorchScript file; by itself, what `fedsaddle data inception` gets
 
@@ -88,9 +89,7 @@ class GAN:
         ):
             if given not in known:
                 raise unknown(what, given, known)
-        check_count("clients", self.clients)
-        check_count("samples", self.samples, least=TOGETHER, most=10**6)
-        check_seed("seed", self.seed)
+        check(self)
         if self.judge != "inception" and (self.dataset, self.judge) not in judges.RECIPES:
             able = [size for name, size in judges.RECIPES if name == self.dataset] + ["inception"]
             raise BadInput(f"judge {self.judge} does not know {self.dataset}; what does: {', '.join(able)}")

@@ -21,15 +21,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsaddle import draws, networks
-from fedsaddle.core import Pair
+from fedsaddle.core import Count, Pair
 from fedsaddle.data.datasets import Dataset, scaled
 from fedsaddle.data.federated import chunks, federate, held_out, named
 from fedsaddle.data.partition import idle_dials
-from fedsaddle.errors import BadInput, check_count, check_seed, without_effect
+from fedsaddle.errors import BadInput, without_effect
 from fedsaddle.metric import Metric
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Federation, Measured
 from fedsaddle.projections import ball, box
+from fedsaddle.ranges import Above0, CountOr0, NotNegative, Seed, check
 
 Rows = dict[str, Tensor]
 RESTARTS = 1 << 33  # what the draws of starting points are for; partitions number theirs from 0
@@ -48,35 +49,25 @@ class Robust(Measured):
     """A classifier that must bear one perturbation of all its inputs."""
 
     dataset: str = "digits"
-    clients: int = 50
+    clients: Count = 50
     partition: str = "label"  # label, iid or dirichlet
     alpha: float = 0.5  # of dirichlet
-    hidden: int = 200
-    penalty: float = 0.002  # lambda, in (lambda / 2) |y|^2
-    radius: float | None = None  # if given, |y| is at most this
-    seed: int = 0  # of the partition, and of where the ascent begins anew
+    hidden: Count = 200
+    penalty: NotNegative = 0.002  # lambda, in (lambda / 2) |y|^2
+    radius: Above0 | None = None  # if given, |y| is at most this
+    seed: Seed = 0  # of the partition, and of where the ascent begins anew
     # How a point is judged:
-    evaluate_rows: int = 10_000  # of the training rows, and of the test rows
-    ascent_steps: int = 20
-    ascent_size: float = 1.0
-    restarts: int = 2  # from random points, beside those from y and from zero
+    evaluate_rows: Count = 10_000  # of the training rows, and of the test rows
+    ascent_steps: Count = 20
+    ascent_size: Above0 = 1.0
+    restarts: CountOr0 = 2  # from random points, beside those from y and from zero
     # PGD, which perturbs each input by itself. Inputs are in [-1, 1]: 0.1 is 12.75 of 255 levels of grey.
-    epsilon: float = 0.1
-    steps: int = 10
+    epsilon: NotNegative = 0.1
+    steps: Count = 10
     norm: Literal["linf", "l2"] = "linf"
 
     def __post_init__(self) -> None:
-        for name in ("clients", "hidden", "evaluate_rows", "ascent_steps", "steps"):
-            check_count(name, getattr(self, name))
-        check_count("restarts", self.restarts, least=0)
-        check_seed("seed", self.seed)
-        for name in ("penalty", "epsilon"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise BadInput(f"{name} must be at least 0, got {getattr(self, name)}")
-        for name in ("radius", "ascent_size"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise BadInput(f"{name} must be above 0, got {value}")
+        check(self)
         if self.penalty == 0 and self.radius is None:
             raise BadInput(
                 "y needs a penalty above 0 or a radius; without either there is no worst perturbation"

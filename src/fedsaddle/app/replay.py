@@ -13,12 +13,15 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedsaddle.app.run import SILENT
+from fedsaddle.border.build import load
 from fedsaddle.core import Pair
 from fedsaddle.engine import machine
 from fedsaddle.engine.course import Row, Stop, course, traffic
@@ -26,7 +29,6 @@ from fedsaddle.engine.study import Study, points
 from fedsaddle.errors import BadInput
 from fedsaddle.history import Rules, read
 from fedsaddle.runs import HISTORY, KEYS, Plan, Watch, read_checkpoint, read_state, read_tensors, verified
-from fedsaddle.spec import load
 
 # What arithmetic on another machine, in another order, may do to a parameter: relative to 1 + its size.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -65,11 +67,11 @@ def replay_run(
     tolerance: float | None = None,
     engine: str | None = None,
     device: str | None = None,
-    watching: Callable[[Plan, Mapping[str, int]], Watch] | None = None,
+    watching: Callable[[Plan, Mapping[str, int]], AbstractContextManager[Watch]] = SILENT.watching,
 ) -> Iterator[Agreement]:
     """Every lane of a run against its replay, one after another. What cannot be replayed is refused.
 
-    `watching` makes somebody who sees the progress, given the plan and what is to be played from where.
+    `watching` makes somebody who sees the progress, as a `Show` does.
     """
     if not (folder / "checkpoint.json").exists():
         raise BadInput(f"{folder} is not the folder of a run: it has no checkpoint.json")
@@ -89,19 +91,20 @@ def replay_run(
     begun = [
         name for name in plan.studies if name in (*saved["done"], (saved["state"] or {}).get("algorithm"))
     ]
-    watch = watching(plan, dict.fromkeys(begun, 0)) if watching else None
-    for name, study in plan.studies.items():
-        scripted = replace(study, history=history)
-        if name in saved["done"]:
-            stored = read_tensors(folder / "final" / f"{name}.safetensors", saved["done"][name])
-            ends = [_point(stored, seed, folder / "final" / f"{name}.safetensors") for seed in study.seeds]
-            rounds = plan.rounds
-        elif saved["state"] and saved["state"]["algorithm"] == name:
-            stop = read_state(folder, plan, saved["state"])
-            ends, rounds = points(stop.lanes.server), stop.round
-        else:
-            continue
-        yield from _compare(name, scripted, plan, rounds, ends, data, tolerance, watch)
+    with watching(plan, dict.fromkeys(begun, 0)) as watch:
+        for name, study in plan.studies.items():
+            scripted = replace(study, history=history)
+            if name in saved["done"]:
+                path = folder / "final" / f"{name}.safetensors"
+                stored = read_tensors(path, saved["done"][name])
+                ends = [_point(stored, seed, path) for seed in study.seeds]
+                rounds = plan.rounds
+            elif saved["state"] and saved["state"]["algorithm"] == name:
+                stop = read_state(folder, plan, saved["state"])
+                ends, rounds = points(stop.lanes.server), stop.round
+            else:
+                continue
+            yield from _compare(name, scripted, plan, rounds, ends, data, tolerance, watch)
 
 
 def _plan(folder: Path, saved: dict[str, Any], engine: str | None, device: str | None) -> Plan:
@@ -143,18 +146,16 @@ def _compare(
     ends: list[Pair],
     data: dict[str, bytes],
     tolerance: float | None,
-    watch: Watch | None,
+    watch: Watch,
 ) -> Iterator[Agreement]:
     """Play the history of one algorithm and compare where it leads."""
     stop: Stop | None = None
     rows: list[Row] = []
     abandoned: Counter[int] = Counter()
     # To the last round of the plan, and no further than the checkpoint: what is evaluated does not change.
-    if watch:
-        watch.begin(called, 0)
+    watch.begin(called, 0)
     for stop in course(study, plan.rounds, plan.evaluate_every):
-        if watch:
-            watch.stop(called, stop)
+        watch.stop(called, stop)
         rows += stop.rows
         abandoned.update(event.lane for event in stop.events if event.what == "abandoned")
         if stop.round == rounds:

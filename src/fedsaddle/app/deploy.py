@@ -1,0 +1,94 @@
+"""An experiment on devices: its server, one of its devices, or all of them as processes of this machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, Unpack
+
+from fedsaddle.app.run import PLAINLY, SILENT, Ran, Show, Way, carry_out, place
+from fedsaddle.border.build import Wanted, load
+from fedsaddle.errors import BadInput
+from fedsaddle.exits import BAD_INPUT
+from fedsaddle.flower import deploy
+from fedsaddle.flower import keys as identities
+from fedsaddle.flower.client import Site
+from fedsaddle.flower.node import Address
+from fedsaddle.flower.server import Deployment
+from fedsaddle.runs import Plan, RunFolder
+
+KEEP_AN_EYE = 0.5  # seconds between looks of the nodes of `local`
+
+
+def serve(experiment: str, keys: Path, listen: str, way: Way = PLAINLY, **wanted: Unpack[Wanted]) -> Ran:
+    """Run an experiment on the devices that join."""
+    asked: Wanted = {**wanted, "engine": "loop", "history": True}
+    plan = load(experiment, devices=True, **asked)
+    path = place(plan, way)
+    server = _server(plan, path, keys, deploy.parse_address(listen, "--listen"), way)
+    may_join = len(deploy.check(server))
+    RunFolder(path, plan, way.resume).close()  # a folder that cannot be used is refused before all is started
+    way.show.say(f"listening on {listen}; {may_join} devices may join")
+    return Ran(path, deploy.serve(server))
+
+
+def local(experiment: str, nodes: int, way: Way = PLAINLY, **wanted: Unpack[Wanted]) -> Ran:
+    """Run an experiment on devices that are processes of this machine, with keys of their own."""
+    asked: Wanted = {**wanted, "engine": "loop", "history": True, "clients": nodes}
+    plan = load(experiment, **asked)
+    path = place(plan, way)
+    own = path / "deployment" / "keys"
+    RunFolder(path, plan, way.resume).close()
+    identities.make(own, nodes)
+    server = _server(plan, path, own / "server", ("127.0.0.1", deploy.free_port()), way)
+    return Ran(path, deploy.local(server, list(range(nodes)), KEEP_AN_EYE))
+
+
+def _server(plan: Plan, path: Path, keys: Path, address: tuple[str, int], way: Way) -> deploy.Server:
+    def work(deployment: Deployment, again: bool) -> int:
+        """In the ServerApp's process: the rounds, to an exit code."""
+        here = replace(way, resume=way.resume or again, asked=lambda: deployment.roll.asked)
+        try:
+            return carry_out(plan, path, here, deployment.play).code
+        except BadInput as error:
+            way.show.say(f"error: {error}")
+            return BAD_INPUT
+
+    return deploy.Server(plan, path, keys, address, work, way.asked)
+
+
+class Device(NamedTuple):
+    """One device, as its person describes it."""
+
+    client: int | None = None  # by default, as its keys' folder says
+    data: Path | None = None  # its own rows
+    folder: Path | None = None  # where it keeps things; by default, beside its key
+    poll: float = 3.0  # seconds between looks for a message
+
+
+def join(
+    experiment: str, server: str, key: Path, own: Device, show: Show = SILENT, **wanted: Unpack[Wanted]
+) -> int:
+    """Take part in an experiment as one device, until it is asked to end: to an exit code."""
+    host, port = deploy.parse_address(server, "--server")
+    number = own.client if own.client is not None else _client_of(key)
+    private, ca = identities.node_key(key)
+    asked: Wanted = {**wanted, "engine": "loop", "device": "cpu"}
+    plan = load(experiment, devices=own.data is not None, **asked)
+    there = min(len(study.problem.federation) for study in plan.studies.values())
+    if not 0 <= number < there:
+        raise BadInput(f"--client must be from 0 to {there - 1} in this experiment, got {number}")
+    if not own.poll > 0:
+        raise BadInput(f"--poll must be above 0, got {own.poll}")
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    kept = own.folder or key / "state"
+    site = Site(plan, number, kept) if own.data is None else Site.holding(plan, number, kept, str(own.data))
+    show.say(f"client {number} of {there}, joining {place}")
+    return deploy.join(site, Address(place, ca, private), own.poll)
+
+
+def _client_of(key: Path) -> int:
+    name = key.resolve().name
+    if not name.startswith("node-") or not name[5:].isdecimal():
+        raise BadInput(f"which client is this? Say --client N, or name the keys' folder node-N; got {key}")
+    return int(name[5:])

@@ -1,0 +1,9 @@
+"""Where what a person has written comes in: read, checked, and made into studies.
+
+    files     experiments and --set, as tables; what there is. Imports nothing that takes time
+    schema    one model for every table, with types, ranges and defaults
+    build     studies and plans of what was checked
+    sweeps    the same for a sweep, whose studies hold many settings
+
+What cannot be used is refused here, in one line, with `BadInput`. Inside, the types are trusted.
+"""

@@ -1,0 +1,175 @@
+"""Experiment files and --set, as tables; and what there is: experiments, algorithms, problems and fleets.
+
+Nothing is checked here but that it can be read. The registries hold classes, and importing those takes
+seconds, of PyTorch most of all. So their names and summaries are read off the sources instead: a person who
+has mistyped a name should not have to wait.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import tomllib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedsaddle.errors import BadInput, meant, shown, unknown
+
+PACKAGE = files("fedsaddle")
+SHIPPED = PACKAGE / "experiments"
+
+
+# --- experiments -----------------------------------------------------------------------------------------
+
+
+def names() -> list[str]:
+    """The experiments that come with the package."""
+    return sorted(
+        path.name.removesuffix(".toml") for path in SHIPPED.iterdir() if path.name.endswith(".toml")
+    )
+
+
+def shipped() -> dict[str, str]:
+    """The same, and what they are."""
+    return {name: read(name)[0].get("description", "") for name in names()}
+
+
+def read(experiment: str) -> tuple[dict[str, Any], Path | None]:
+    """The tables of an experiment, by its name or its file, and the folder of that file."""
+    path = Path(experiment)
+    if path.suffix not in (".toml", ".json") and not os.path.isfile(experiment):
+        name = meant(experiment, names())
+        if name not in names():
+            raise BadInput(f"{unknown('experiment', experiment, names())}; or give the path of a TOML file")
+        return tomllib.loads((SHIPPED / f"{name}.toml").read_text(encoding="utf-8")), None
+    try:
+        text = path.read_text(encoding="utf-8")
+        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise BadInput(f"{path}: {str(error) or 'not a text file'}") from None
+    except RecursionError:
+        raise BadInput(f"{path}: nested too deep to be an experiment") from None
+    if not isinstance(tables, dict):
+        raise BadInput(f"{path}: expected an experiment, got {type(tables).__name__}")
+    return tables, path.parent
+
+
+# Keys of a problem or a fleet that may hold the path of a file, and whether they always do.
+PATHS = {
+    "fleet": {"path": True},
+    "problem": {"dataset": False, "test": False, "path": True, "inception": True},
+}
+
+
+def tables_of(experiment: str) -> dict[str, Any]:
+    """The tables of an experiment, with the files that they name as they are seen from here."""
+    from fedsaddle.data.tables import is_table  # which takes its time
+
+    tables, folder = read(experiment)
+    if folder is None:
+        return tables
+    for place, keys in PATHS.items():
+        table = found if isinstance(found := tables.get(place), dict) else {}
+        for key, always in keys.items():
+            path = table.get(key)
+            if isinstance(path, str) and path and (always or is_table(path)):
+                table[key] = str(folder / path)  # a file is seen from the experiment that names it
+    return tables
+
+
+# --- options ---------------------------------------------------------------------------------------------
+
+
+def assign(tables: dict[str, Any], assignments: Sequence[str], given: dict[str, Any]) -> dict[str, Any]:
+    """Apply every `a.b=value` to the tables of an experiment: the keys with their values.
+
+    A key that was `given` otherwise, or by another of them, is refused.
+    """
+    said: dict[str, Any] = {}
+    for assignment in assignments:
+        key, value = _assign(tables, assignment)
+        known = given | said
+        if (before := known.get(key)) != value and key in known:
+            raise BadInput(f"{key} is said twice, as {shown(before)} and as {shown(value)}: say it once")
+        said[key] = value
+    return said
+
+
+def _assign(tables: dict[str, Any], assignment: str) -> tuple[str, Any]:
+    key, sign, text = assignment.partition("=")
+    if not sign or not all(part.strip() for part in key.split(".")):
+        raise BadInput(f"--set takes key=value, such as problem.kappa=20; got '{assignment}'")
+    if not assignment.isprintable():
+        raise BadInput(f"--set takes one line, got '{assignment}'")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        value = text  # a word needs no quotes
+    except RecursionError:
+        raise BadInput(f"--set {key}: nested too deep") from None
+    *path, last = (part.strip() for part in key.split("."))
+    for part in path:
+        tables = tables.setdefault(part, {})
+        if not isinstance(tables, dict):
+            raise BadInput(f"--set {assignment}: '{part}' is a value, not a table")
+    tables[last] = value
+    return ".".join((*path, last)), value
+
+
+def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
+    """0-4 or 0,3,7-9 or a list."""
+    if not isinstance(seeds, str):
+        return list(seeds)
+    found: list[int] = []
+    for part in seeds.split(","):
+        match = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part)
+        if not match:
+            raise BadInput(f"seeds must look like 0-4 or 0,3,7-9, got '{seeds}'")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last - first >= 100_000:
+            raise BadInput(f"seeds must go up, and be at most 100000, got '{part.strip()}'")
+        found += range(first, last + 1)
+    return found
+
+
+# --- registries ------------------------------------------------------------------------------------------
+
+
+def algorithms() -> dict[str, str]:
+    return _summaries("algorithms/__init__.py", "ALGORITHMS")
+
+
+def problems() -> dict[str, str]:
+    return _summaries("problems/__init__.py", "PROBLEMS")
+
+
+def fleets() -> dict[str, str]:
+    return _summaries("fleet.py", "FLEETS")
+
+
+def _summaries(file: str, registry: str) -> dict[str, str]:
+    """The names of a registry, each with its Entry's summary or the first line of its class."""
+    body = ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body
+    told = {
+        node.name: (ast.get_docstring(node) or "").split("\n")[0]
+        for node in body
+        if isinstance(node, ast.ClassDef)
+    }
+    (table,) = (
+        node.value
+        for node in body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == registry
+    )
+    assert isinstance(table, ast.Dict)
+    found = {}
+    for key, value in zip(table.keys, table.values, strict=True):
+        assert key is not None
+        summary = ast.literal_eval(value.args[1]) if isinstance(value, ast.Call) else told[ast.unparse(value)]
+        found[ast.literal_eval(key)] = summary
+    return found

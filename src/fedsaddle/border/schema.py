@@ -1,0 +1,332 @@
+"""One schema: what every table of an experiment may hold, by type, by range, and with which defaults.
+
+A table becomes an instance of a dataclass: of an algorithm, a problem, a fleet, a quorum. The dataclass is
+the schema: pydantic checks the types of its fields, `ranges.check` what their annotations say beyond that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.checks import Checks, Norms, check_kinds
+from fedsaddle.core import Count, Range, Scalar
+from fedsaddle.engine.executors.ray import MOST_WORKERS
+from fedsaddle.errors import BadInput, check_count, shown, unknown
+from fedsaddle.faults import Faults
+from fedsaddle.fleet import FLEETS, Quorum
+from fedsaddle.merges import MERGES, Merge
+from fedsaddle.problems import PROBLEMS
+from fedsaddle.ranges import Seed, Threads, check
+from fedsaddle.sweep import MOST_LANES
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+class Experiment(BaseModel):
+    """The keys of an experiment file."""
+
+    model_config = STRICT
+
+    name: str
+    description: str = ""
+    rounds: Count
+    evaluate_every: Count = 10
+    seeds: str | list[int] = "0-4"
+    batch: Count = 10  # B, rows of a minibatch
+    K: Count | None = None  # local steps, for every algorithm that does not say
+    cohorts: Literal["another", "same"] = "another"
+    sampling: Literal["uniform", "size"] | list[float] = "uniform"
+    engine: Literal["auto", "vectorised", "loop", "ray"] = "auto"
+    # Of engine ray; by default one for each core, or GPU, of the cluster.
+    workers: Annotated[int, Range(least=1, most=MOST_WORKERS)] | None = None
+    device: str = "auto"  # cpu, cuda, or auto: a GPU if there is one
+    # What a vectorised computation, of engine ray one of a worker, may hold: by default 4, or half of a GPU.
+    memory_gb: Annotated[float, Range(above=0, most=1e6)] | None = None
+    threads: Threads = 1  # of PyTorch; part of the experiment because sums may round differently with more
+    tf32: bool = False  # on a GPU: multiply with 10 bits of mantissa, faster
+    deterministic: bool = False  # on a GPU: the same bits every time, slower
+    problem: dict[str, Any]
+    fleet: dict[str, Any] = {"model": "paper"}
+    quorum: dict[str, Any] = {}
+    merge: dict[str, Any] = {}  # how answers become one: by default their mean
+    checks: dict[str, Any] | None = None  # of answers, before they count
+    faults: dict[str, Any] | None = None  # that are injected
+    history: bool = False  # whether to write down what became of every invitation
+    algorithms: dict[str, dict[str, Any]]
+    sweep: dict[str, Any] = {}
+
+
+class Sweep(BaseModel):
+    """The keys of an experiment's [sweep], which `fedsaddle run` does not look at."""
+
+    model_config = STRICT
+
+    by: str | None = None  # the metric that settings are chosen by; by default the first not of test rows
+    budget: Annotated[int, Range(least=1, most=MOST_LANES)] = 24  # settings of each algorithm
+    halving: int = 0  # keep one of so many at each rung; 0 keeps all to the end
+    seed: Seed = 0  # of the draws from grids that are larger than the budget
+    grid: dict[str, dict[str, Any]] = {}
+    # What a resolved sweep says, so that it can be read and run again:
+    settings: dict[str, list[str]] = {}  # the settings' names, by algorithm
+    by_test: bool = False  # somebody asked for a metric of the test rows
+
+
+def experiment_of(tables: Mapping[str, Any]) -> Experiment:
+    """An experiment whose own keys are checked; its tables are not yet."""
+    found = _valid(Experiment, tables, "")
+    check(found)
+    if not found.name.strip():
+        raise BadInput("name is empty; call the experiment something")
+    for label in found.algorithms:
+        check_label(label)
+    if not found.algorithms:
+        raise BadInput("the experiment has no algorithms; add a table such as [algorithms.cdma-one]")
+    return found
+
+
+def sweep_of(table: Mapping[str, Any]) -> Sweep:
+    found = _valid(Sweep, table, "sweep")
+    check(found, "sweep.")
+    if found.halving:
+        check_count("sweep.halving (0 keeps every setting to the end)", found.halving, least=2)
+    return found
+
+
+def check_label(label: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", label):
+        raise BadInput(
+            f"algorithms.{label}: a name begins with a letter or digit and holds up to 100 letters, "
+            "digits, '.', '_', '-'"
+        )
+
+
+# --- types -----------------------------------------------------------------------------------------------
+
+# What would do, where a type alone does not say it well.
+WOULD_DO = {
+    "samples": "a whole number or [fewest, most]",
+    "seeds": "such as '0-4', or a list of whole numbers",
+    "sampling": "'uniform', 'size' or a list of weights",
+    "rate": "a number, or a list with one for each client",
+    "positive": "one of the labels",
+    "clip": "a number above 0, or a table with one for parameters, gradients or 'control variates'",
+    "norm": "a number above 0, or a table with one for parameters, gradients or 'control variates'",
+}
+Model = typing.TypeVar("Model", bound=BaseModel)
+
+
+def _valid(
+    model: type[Model], table: Mapping[str, Any], where: str, variants: Variants | None = None
+) -> Model:
+    try:
+        return model.model_validate(table)
+    except ValidationError as error:
+        # A key that is not known is likelier the slip than the one that is missed for it.
+        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+        key = str(first["loc"][0]) if first["loc"] else ""
+    at = f"{where}.{key}" if where else key
+    if key == "algorithms" and len(first["loc"]) > 1:
+        at = f"{at}.{first['loc'][1]}"
+    if first["type"] == "extra_forbidden":
+        if variants is not None and (others := variants.with_key(key)):
+            raise BadInput(f"unknown key in {where} '{key}'; {others}")
+        raise unknown(f"key in {where}" if where else "key", key, model.model_fields)
+    if first["type"] == "missing":
+        raise BadInput(f"{at} is missing")
+    should = WOULD_DO.get(key)
+    told = f"should be {should}" if should else first["msg"].replace("Input should", "should")
+    raise BadInput(f"{at}: {told}, got {shown(first['input'])[:200]}")
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+@cache
+def _model(cls: type[Any]) -> type[BaseModel]:
+    """What a table must hold to become an instance of a dataclass."""
+    hints = typing.get_type_hints(cls)
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        hint = float if hints[field.name] == Scalar else hints[field.name]
+        fields[field.name] = (hint, ... if field.default is dataclasses.MISSING else field.default)
+    return create_model(cls.__name__, __config__=STRICT, **fields)
+
+
+def _filled(
+    cls: type[Any],
+    table: Mapping[str, Any],
+    where: str,
+    defaults: Mapping[str, Any] | None = None,
+    variants: Variants | None = None,
+) -> dict[str, Any]:
+    """A table of an experiment file, checked, with the defaults of the dataclass it is to become."""
+    model = _model(cls)  # type: ignore[arg-type]
+    given = {**(defaults or {}), **{key: _tuples(value) for key, value in table.items()}}
+    checked = _valid(model, given, where, variants)
+    return {name: getattr(checked, name) for name in model.model_fields}
+
+
+def made(cls: type[Any], values: Mapping[str, Any], where: str) -> Any:
+    """An instance of a dataclass, whose ranges and rules are then kept."""
+    try:
+        one = cls(**values)
+        check(one)
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
+    return one
+
+
+def build(cls: type[Any], table: Mapping[str, Any], where: str) -> Any:
+    """An instance of a dataclass from a table of an experiment file."""
+    return made(cls, _filled(cls, table, where), where)
+
+
+# --- tables with variants --------------------------------------------------------------------------------
+
+
+Known = dict[str, tuple[type[Any], dict[str, Any]]]  # the dataclass of each, and what its defaults become
+
+
+class Variants(NamedTuple):
+    """A table one of whose keys says what else it may hold."""
+
+    where: str
+    key: str
+    known: Known
+    chosen: str
+    dials: dict[str, Any]  # the rest of the table
+
+    def with_key(self, key: str) -> str:
+        """Which other variants have a key, in words."""
+        having = [f"'{name}'" for name, (cls, _) in self.known.items() if key in _model(cls).model_fields]  # type: ignore[arg-type]
+        if not having:
+            return ""
+        return (
+            f"it goes with {self.key} {' or '.join(having)}, and {self.key} is '{self.chosen}'; "
+            f"{self.key} may be {', '.join(sorted(self.known))}"
+        )
+
+    def filled(self) -> dict[str, Any]:
+        cls, defaults = self.known[self.chosen]
+        return _filled(cls, self.dials, self.where, defaults, self)
+
+    def build(self) -> Any:
+        return made(self.known[self.chosen][0], self.filled(), self.where)
+
+
+def variant(where: str, table: Mapping[str, Any]) -> Variants:
+    """The variant that a table names: [problem], [fleet] or [merge]."""
+    tables: dict[str, tuple[str, Known]] = {
+        "problem": ("name", {name: (entry.task, entry.defaults) for name, entry in PROBLEMS.items()}),
+        "fleet": ("model", {name: (model, {}) for name, model in FLEETS.items()}),
+        "merge": ("rule", {name: (rule, {}) for name, rule in MERGES.items()}),
+    }
+    key, known = tables[where]
+    dials = dict(table)
+    name = dials.pop(key, None)
+    if name is None:
+        raise BadInput(f"{where}.{key} is missing; known: {', '.join(sorted(known))}")
+    if not isinstance(name, str) or name not in known:
+        raise unknown(where, str(name), known)
+    return Variants(where, key, known, name, dials)
+
+
+@dataclass(frozen=True)
+class _Clip:
+    """The part of [merge] that does not depend on its rule."""
+
+    clip: Norms | None
+
+    def __post_init__(self) -> None:
+        check_kinds("clip", self.clip)
+
+
+def _merge(table: Mapping[str, Any]) -> tuple[Variants, dict[str, Any]]:
+    rest = {"rule": "mean", **table}
+    return variant("merge", {key: rest[key] for key in rest if key != "clip"}), {"clip": rest.get("clip")}
+
+
+def merge_of(table: Mapping[str, Any]) -> Merge:
+    rule, clip = _merge(table)
+    limit: _Clip = build(_Clip, clip, "merge")
+    return Merge(rule.build(), limit.clip)
+
+
+# --- algorithms ------------------------------------------------------------------------------------------
+
+
+def has_K(rule: type[Any]) -> bool:
+    return "K" in {field.name for field in dataclasses.fields(rule)}
+
+
+def rule_named(name: object) -> Any:
+    """The entry of an algorithm."""
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        raise unknown("algorithm", str(name), ALGORITHMS)
+    return ALGORITHMS[name]
+
+
+def _settings(label: str, table: Mapping[str, Any], K: int | None) -> dict[str, Any]:
+    """An algorithm's table with every hyperparameter."""
+    where, rest = f"algorithms.{label}", dict(table)
+    name, invite = rest.pop("algorithm", label), rest.pop("invite", None)
+    entry = rule_named(name)
+    if invite is not None:
+        check_count(f"{where}.invite", invite)
+    for key, value in entry.fixed.items():
+        if rest.get(key, value) != value:
+            raise BadInput(
+                f"{where}.{key} is {value} in '{name}', which makes it a variant; it cannot be set"
+            )
+    defaults = {"K": K} if K is not None and has_K(entry.rule) else {}
+    own = {} if invite is None else {"invite": invite}
+    return {"algorithm": name, **own, **_filled(entry.rule, {**rest, **entry.fixed}, where, defaults)}
+
+
+def algorithm_of(label: str, table: Mapping[str, Any], K: int | None) -> tuple[Any, int | None]:
+    """An algorithm, and how many clients it invites if it says."""
+    values = _settings(label, table, K)
+    name, invite = values.pop("algorithm"), values.pop("invite", None)
+    return made(ALGORITHMS[name].rule, values, f"algorithms.{label}"), invite
+
+
+# --- an experiment with all that may be said -------------------------------------------------------------
+
+
+def complete(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """An experiment with every key that may be said, those that were not with their defaults."""
+    found = _valid(Experiment, tables, "").model_dump()
+    if "sweep" not in tables:
+        del found["sweep"]
+    for place in ("problem", "fleet"):
+        one = variant(place, found[place])
+        found[place] = {one.key: one.chosen, **one.filled()}
+    rule, clip = _merge(found["merge"])
+    found["merge"] = {"rule": rule.chosen, **rule.filled(), **_filled(_Clip, clip, "merge")}
+    found["quorum"] = _filled(Quorum, found["quorum"], "quorum")
+    for key, part in (("checks", Checks), ("faults", Faults)):
+        found[key] = None if found[key] is None else _filled(part, found[key], key)
+    found["algorithms"] = {
+        label: _settings(label, table, found["K"]) for label, table in found["algorithms"].items()
+    }
+    listed: dict[str, Any] = _lists(found)
+    return listed
+
+
+def _lists(value: Any) -> Any:
+    """As JSON has it, which knows no tuples."""
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,187 @@
+"""What commands may be told, each option once; and the slips in them that can be seen at once.
+
+A slip is answered here, before PyTorch is waited for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import shlex
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsaddle.border import files
+from fedsaddle.errors import BadInput, check_count, meant, unknown
+
+if TYPE_CHECKING:
+    from fedsaddle.border.build import Wanted
+
+Experiment = Annotated[str, typer.Argument(help="The name of a shipped experiment, or a TOML file.")]
+Perhaps = Annotated[
+    str | None,
+    typer.Argument(help="The name of a shipped experiment, or a TOML file; none to --resume a folder."),
+]
+Only = Annotated[list[str] | None, typer.Option(help="Only these, such as cdma-ada,cdma-one.")]
+Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
+Seeds = Annotated[str | None, typer.Option(help="Such as 0-4 or 0,3,7-9.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key: problem.kappa=20.")]
+Engine = Annotated[str | None, typer.Option(help="auto, vectorised, loop or ray.")]
+Address = Annotated[str | None, typer.Option(help="Of a Ray cluster: auto or host:port; or start one here.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Deterministic = Annotated[
+    bool | None, typer.Option("--deterministic", help="The same bits every time, also on a GPU.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="The run's folder.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")]
+Write = Annotated[bool, typer.Option("--history", help="Write down what became of every invitation.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Only what goes wrong.")]
+Seconds = Annotated[float, typer.Option(help="Make a checkpoint at most so often.")]
+Listen = Annotated[str, typer.Option(help="Where nodes find the server, as HOST:PORT.")]
+Poll = Annotated[float, typer.Option(help="Seconds between looks for a message.")]
+Fewer = Annotated[
+    int | None,
+    typer.Option("--clients", help="So many clients, of whom a quorum asks no more than there are."),
+]
+
+ENGINES = ("auto", "vectorised", "loop", "ray")
+
+
+def engine_named(engine: str | None) -> str | None:
+    if engine is not None and engine.lower() not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
+    return engine and engine.lower()
+
+
+# --- groups of options -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What `run`, `sweep`, `serve` and `local` can be told."""
+
+    algorithm: Only = None
+    rounds: Rounds = None
+    seeds: Seeds = None
+    set_: Set = None
+    folder: Out = None
+    resume: Resume = False
+    quiet: Quiet = False
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None:
+            check_count("rounds", self.rounds)
+        if self.algorithm and not self.names:
+            raise BadInput(
+                f"--algorithm takes names such as cdma-ada,cdma-one; got '{','.join(self.algorithm)}'"
+            )
+        if self.resume and self.folder is None:
+            raise BadInput("--resume needs the folder of the run: --out DIR")
+        if self.folder is not None and str(self.folder) in ("", "."):
+            raise BadInput("--out needs a folder of its own, such as runs/first")
+
+    @property
+    def names(self) -> list[str]:
+        """The algorithms that were asked for."""
+        return [name.strip() for one in self.algorithm or [] for name in one.split(",") if name.strip()]
+
+    @property
+    def wanted(self) -> Wanted:
+        options: Wanted = {"rounds": self.rounds, "seeds": self.seeds, "settings": self.set_ or []}
+        return options | {"algorithms": self.names}
+
+    def experiment(self, given: str | None, command: str) -> str:
+        """The experiment that is meant: the one that was given, or that of the folder to go on with."""
+        experiment = given if given is not None else self._resumed(command)
+        tables, _ = files.read(experiment)
+        known = tables.get("algorithms")
+        swept = tables.get("sweep")
+        if command == "sweep" and isinstance(swept, dict) and swept.get("settings"):
+            known = swept["settings"]
+        changed = any(one.lstrip().startswith("algorithms") for one in self.set_ or ())
+        if isinstance(known, dict) and not changed:
+            for name in self.names:
+                if meant(name, known) not in known:
+                    raise unknown("algorithm in this experiment", name, known)
+        return experiment
+
+    def _resumed(self, command: str) -> str:
+        if self.folder is None or not self.resume:
+            raise BadInput(
+                "an experiment is missing: give the name of a shipped one or a TOML file; or, to go on with "
+                "a run, --resume --out DIR"
+            )
+        experiment = str(self.folder / "experiment.json")
+        if not os.path.isfile(experiment):
+            raise BadInput(
+                f"{self.folder} holds no run to go on with: name the experiment, to begin one there"
+            )
+        kind = "sweep" if "sweep" in files.read(experiment)[0] else "run"
+        if kind != command:
+            place = shlex.quote(str(self.folder))
+            raise BadInput(
+                f"{self.folder} holds a {kind}: go on with fedsaddle {kind} --resume --out {place}"
+            )
+        return experiment
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What `run` and `sweep` can be told beside."""
+
+    engine: Engine = None
+    address: Address = None
+    device: Device = None
+    deterministic: Deterministic = None
+    checkpoint_seconds: Seconds = 10.0
+
+    def __post_init__(self) -> None:
+        engine_named(self.engine)
+        if not self.checkpoint_seconds >= 0:
+            raise BadInput(f"--checkpoint-seconds must be at least 0, got {self.checkpoint_seconds}")
+
+    @property
+    def wanted(self) -> Wanted:
+        return {
+            "engine": engine_named(self.engine),
+            "address": self.address,
+            "device": self.device and self.device.lower(),
+            "deterministic": self.deterministic,
+        }
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take groups of options: typer sees the fields of a dataclass as options of their own."""
+    flat: dict[str, inspect.Parameter] = {}
+    groups: dict[str, type[Any]] = {}
+    kinds = typing.get_type_hints(command, include_extras=True)
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind = kinds[name]
+        if not dataclasses.is_dataclass(kind):
+            flat[name] = parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=kind)
+            continue
+        assert isinstance(kind, type)
+        groups[name], own = kind, typing.get_type_hints(kind, include_extras=True)
+        for field in dataclasses.fields(kind):
+            flat[field.name] = inspect.Parameter(
+                field.name, parameter.KEYWORD_ONLY, default=field.default, annotation=own[field.name]
+            )
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        made = {
+            name: kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
+            for name, kind in groups.items()
+        }
+        command(**given, **made)
+
+    call.__signature__ = inspect.Signature(list(flat.values()))  # type: ignore[attr-defined]
+    call.__annotations__ = {name: parameter.annotation for name, parameter in flat.items()}
+    return call
