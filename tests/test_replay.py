@@ -18,7 +18,7 @@ from fedsaddle.engine.round import play
 from fedsaddle.engine.study import begin
 from fedsaddle.fleet import Verdict
 from fedsaddle.history import Gathering, History, Rules, Told, line, read
-from fedsaddle.runs import _hash, _json
+from fedsaddle.runs.files import as_json, sha256
 from zoo import ALGORITHMS, quadratic
 
 FLEETS = {
@@ -138,8 +138,8 @@ def sealed(folder: Path, lines: list[dict]) -> None:
     (folder / "history.jsonl").write_bytes(data)
     saved = json.loads((folder / "checkpoint.json").read_bytes())
     del saved["checksum"]
-    saved["tables"]["history.jsonl"] = {"length": len(data), "sha256": _hash(data)}
-    (folder / "checkpoint.json").write_bytes(_json({**saved, "checksum": _hash(_json(saved))}))
+    saved["tables"]["history.jsonl"] = {"length": len(data), "sha256": sha256(data)}
+    (folder / "checkpoint.json").write_bytes(as_json({**saved, "checksum": sha256(as_json(saved))}))
 
 
 def go(lines: list[dict]) -> dict:

@@ -348,7 +348,7 @@ def test_killed_on_the_way_to_more_rounds_it_resumes_with_the_same_bytes(
 def test_what_was_not_kept_begins_again_and_comes_to_the_same(twenty, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr("fedsaddle.runs.KEEP", 500)  # too little for what CODASCA's clients remember
+        patched.setattr("fedsaddle.runs.folder.KEEP", 500)  # too little for what CODASCA's clients remember
         assert fedsaddle(*rounds(12), f"--out={folder}", monkeypatch=patched) == 0
     assert len(list((folder / "kept").iterdir())) == 1
     assert fedsaddle(*rounds(20), f"--out={folder}", "--resume", monkeypatch=monkeypatch) == 0
@@ -582,7 +582,7 @@ def test_algorithms_in_another_order_are_another_experiment(half, monkeypatch, c
 
 
 def test_a_resume_under_other_versions_says_so(half, monkeypatch, capsys):
-    monkeypatch.setattr("fedsaddle.runs._versions", lambda: {"fedsaddle": "0.1.0", "torch": "9.9"})
+    monkeypatch.setattr("fedsaddle.runs.folder._versions", lambda: {"fedsaddle": "0.1.0", "torch": "9.9"})
     assert fedsaddle(*ARGUMENTS, f"--out={half}", "--resume", monkeypatch=monkeypatch) == 0
     assert "this run was begun with" in capsys.readouterr().err
 

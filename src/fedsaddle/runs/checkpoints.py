@@ -1,0 +1,99 @@
+"""Checkpoints: lanes as tensors and JSON, and back. When one is made is decided elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from fedsaddle.engine.course import Stop
+from fedsaddle.engine.study import Lanes, Posted, Study, begin
+from fedsaddle.errors import BadInput
+from fedsaddle.runs.files import as_json, damaged, sha256, verified
+from fedsaddle.runs.plan import Plan
+
+FORMAT = 1
+
+
+def state_of(lanes: Lanes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Lanes as tensors and JSON."""
+    leaves, _ = tree_flatten(lanes.server)
+    tensors = {f"server.{number}": leaf.cpu().contiguous().clone() for number, leaf in enumerate(leaves)}
+    if lanes.memory is not None:
+        tensors |= {"memory.x": lanes.memory.x.cpu(), "memory.y": lanes.memory.y.cpu()}
+    posted = [
+        [[*kind, count] for kind, count in sorted(lane.items())] for lane in lanes.posted
+    ]  # JSON has no tuples for keys
+    rest = {"completed": lanes.completed, "clock": lanes.clock, "alive": lanes.alive, "posted": posted}
+    if any(lanes.strikes):
+        rest["strikes"] = [sorted(own.items()) for own in lanes.strikes]
+    return tensors, rest
+
+
+def _lanes_of(study: Study, tensors: dict[str, torch.Tensor], rest: dict[str, Any], path: Path) -> Lanes:
+    """The inverse of `state_of`. A fresh start tells what must be there."""
+    fresh = begin(study)
+    expected, _ = state_of(fresh)
+    if {name: (t.shape, t.dtype) for name, t in tensors.items()} != {
+        name: (t.shape, t.dtype) for name, t in expected.items()
+    }:
+        raise damaged(path, "it does not fit this experiment")
+    leaves, structure = tree_flatten(fresh.server)
+    server = tree_unflatten(
+        [tensors[f"server.{number}"].to(study.device) for number in range(len(leaves))], structure
+    )
+    memory = fresh.memory
+    if memory is not None:
+        shelf = memory.x.device
+        memory = memory._replace(x=tensors["memory.x"].to(shelf), y=tensors["memory.y"].to(shelf))
+    posted = [Counter({Posted(way, phase): count for way, phase, count in lane}) for lane in rest["posted"]]
+    none: list[list[list[int]]] = [[] for _ in study.seeds]
+    strikes = [Counter(dict(own)) for own in rest.get("strikes", none)]
+    return Lanes(server, memory, rest["completed"], rest["clock"], posted, rest["alive"], strikes)
+
+
+def bytes_of(lanes: Lanes) -> int:
+    """How many bytes a state has."""
+    held = tree_leaves((lanes.server, lanes.memory))
+    return sum(leaf.nbytes for leaf in held if isinstance(leaf, torch.Tensor))
+
+
+def read_checkpoint(folder: Path) -> dict[str, Any]:
+    """What a folder's checkpoint.json says, if nobody has touched it."""
+    path = folder / "checkpoint.json"
+    try:
+        saved: dict[str, Any] = json.loads(path.read_bytes())
+        checksum = saved.pop("checksum")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        raise damaged(path, "it is not a checkpoint") from None
+    if checksum != sha256(as_json(saved)):
+        raise damaged(path, "its checksum does not match")
+    if saved["format"] != FORMAT:
+        raise BadInput(f"{path} has format {saved['format']}; this version reads format {FORMAT}")
+    return saved
+
+
+def read_tensors(path: Path, expected: str) -> dict[str, torch.Tensor]:
+    try:
+        return load(verified(path, expected))
+    except SafetensorError as error:
+        raise damaged(path, str(error)) from None
+
+
+def read_state(folder: Path, plan: Plan, state: dict[str, Any]) -> Stop:
+    """Where an algorithm was when this was written."""
+    path = folder / state["file"]
+    tensors = read_tensors(path, state["sha256"])
+    study = plan.studies.get(state["algorithm"])
+    if study is None:
+        raise BadInput(
+            f"{path} holds {state['algorithm']}, but this machine's memory groups the settings "
+            "otherwise: resume it where it was begun, or choose another --out"
+        )
+    return Stop(state["round"], _lanes_of(study, tensors, state["lanes"], path), [], [])
