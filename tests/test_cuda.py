@@ -16,7 +16,7 @@ from fedsaddle.data import federated
 from fedsaddle.data.datasets import DATASETS
 from fedsaddle.engine.compile import cuda_graphs, cuts
 from fedsaddle.engine.course import metrics_at
-from fedsaddle.engine.executors.ray import Job, Worker, _arrays
+from fedsaddle.engine.executors.ray_worker import Job, Worker, arrays_of
 from fedsaddle.engine.kept import kept_by
 from fedsaddle.engine.phase import calls_of, send, visits_of
 from fedsaddle.engine.round import play
@@ -330,7 +330,7 @@ def test_a_ray_workers_gpu_gives_the_same_answers():
         visits = visits_of(study, send(study, lanes.server, 0), calls, kept)
         expected = study.executor.answers(study.task(0), extent, visits)
         job = Job(study.algorithm, 0, 2, extent)
-        answers, news = worker.ask(job, _arrays(visits.by_lane), _arrays(visits.rest))
+        answers, news = worker.ask(job, arrays_of(visits.by_lane), arrays_of(visits.rest))
         assert news is None
         found = tree_map(torch.tensor, answers)
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)

@@ -17,7 +17,8 @@ import torch
 import fedsaddle as fs
 from fedsaddle.border.build import load
 from fedsaddle.core import Pair
-from fedsaddle.engine.executors.ray import Job, Worker, _arrays, _check_reachable, _kill, _replayed
+from fedsaddle.engine.executors.ray import _check_reachable, _kill
+from fedsaddle.engine.executors.ray_worker import Job, Worker, arrays_of, replayed
 from fedsaddle.engine.phase import calls_of, send, visits_of
 from fedsaddle.engine.round import play
 from fedsaddle.engine.study import begin, points
@@ -296,15 +297,15 @@ def test_a_worker_answers_and_tells_when_its_memory_runs_out(monkeypatch):
     assert worker.begin(problem, "cpu", None, False, False) == os.getpid()
     torch.set_num_threads(threads)
     job = Job(study.algorithm, 0, 2, extent)
-    answers, news = worker.ask(job, _arrays(visits.by_lane), _arrays(visits.rest))
+    answers, news = worker.ask(job, arrays_of(visits.by_lane), arrays_of(visits.rest))
     assert "memory ran out" in news
     for name in expected.up:
         torch.testing.assert_close(torch.tensor(answers.up[name].x), expected.up[name].x)
     torch.testing.assert_close(torch.tensor(answers.keep.y), expected.keep.y)
-    assert worker.ask(job, _arrays(visits.by_lane), _arrays(visits.rest))[1] is None  # once
+    assert worker.ask(job, arrays_of(visits.by_lane), arrays_of(visits.rest))[1] is None  # once
 
     # As on a GPU, with the visits padded, but without a recording.
-    padded = _replayed(
+    padded = replayed(
         fs.Vectorised(2), lambda shape, work, inputs: work.whole(inputs), study.task(0), job, visits
     )
     torch.testing.assert_close(padded, expected, rtol=1e-13, atol=1e-13)

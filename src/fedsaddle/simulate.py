@@ -73,21 +73,13 @@ def make_study(
     settings: list[Any] = [algorithm]
     if isinstance(algorithm, Sequence) and not isinstance(algorithm, str):
         settings = list(algorithm)
-    if isinstance(seeds, int | str) or not isinstance(seeds, Iterable):
-        count = seeds if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds > 0 else 5
-        raise BadInput(f"seeds must be a list of whole numbers, such as range({count}), got {shown(seeds)}")
-    seeds = list(seeds)
+    seeds = _checked_seeds(seeds)
     if not settings or not seeds:
         raise BadInput("at least one algorithm and one seed are needed")
     _check_parts(problem, settings, quorum, fleet, merge, faults, checks, executor)
     if names and len(names) != len(settings):
         raise BadInput(f"names must be one for each of the {len(settings)} settings, got {len(names)}")
     quorum, fleet = quorum or Quorum(), fleet or Paper()
-    for seed in seeds:
-        check_seed("seed", seed)
-    twice = [seed for seed, times in Counter(seeds).items() if times > 1]
-    if twice:
-        raise BadInput(f"seed {twice[0]} is given twice")
     check_count("batch", batch)
     clients = len(problem.federation)
     if quorum.invite > clients:
@@ -97,30 +89,13 @@ def make_study(
     fleet.check(clients)
 
     known = hyperparameters(type(settings[0]))
-    counts = [name for name, field in known.items() if field.static]
-    for setting in settings:
-        check(setting)
-        rows = max(batch * phase.length(NEARLY_ALL) * phase.batches for phase in setting.phases())
-        check_memory("the minibatches of a visit", 6 * rows)
-        if rows > 2**22 * int(problem.federation.sizes.min()):
-            raise BadInput(f"a visit of {rows} rows reads its client too often; lower K or batch")
-        if type(setting) is not type(settings[0]) or any(
-            getattr(setting, name) != getattr(settings[0], name) for name in counts
-        ):
-            raise BadInput(
-                f"lanes must share one algorithm and its counts: {settings[0]} and {setting} do not"
-            )
-    start = problem.init(seeds[0])
-    for player, value in zip("xy", start, strict=True):
-        if value.dim() != 1 or not value.is_floating_point():
-            kind = f"{value.dtype} of shape {tuple(value.shape)}"
-            raise BadInput(f"init must give {player} as one flat vector of floats, got {kind}")
+    _check_settings(settings, batch, int(problem.federation.sizes.min()))
+    start, place = _checked_start(problem.init(seeds[0])), device_named(str(device))
 
     def by_lane(name: str) -> Tensor:
         values = [float(getattr(setting, name)) for setting in settings for _ in seeds]
         return start.x.new_tensor(values, device=place)
 
-    place = device_named(str(device))
     called = names or [type(setting).__name__ for setting in settings]
     return Study(
         problem,
@@ -139,6 +114,44 @@ def make_study(
         faults,
         checks,
     )
+
+
+def _checked_seeds(seeds: Iterable[int]) -> list[int]:
+    """Whole numbers, each once."""
+    if isinstance(seeds, int | str) or not isinstance(seeds, Iterable):
+        count = seeds if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds > 0 else 5
+        raise BadInput(f"seeds must be a list of whole numbers, such as range({count}), got {shown(seeds)}")
+    found = list(seeds)
+    for seed in found:
+        check_seed("seed", seed)
+    twice = [seed for seed, times in Counter(found).items() if times > 1]
+    if twice:
+        raise BadInput(f"seed {twice[0]} is given twice")
+    return found
+
+
+def _checked_start(start: Pair) -> Pair:
+    for player, value in zip("xy", start, strict=True):
+        if value.dim() != 1 or not value.is_floating_point():
+            kind = f"{value.dtype} of shape {tuple(value.shape)}"
+            raise BadInput(f"init must give {player} as one flat vector of floats, got {kind}")
+    return start
+
+
+def _check_settings(settings: Sequence[Any], batch: int, smallest: int) -> None:
+    """Refuse settings that cannot be lanes of one study, or read a client of so few rows too often."""
+    first = settings[0]
+    counts = [name for name, field in hyperparameters(type(first)).items() if field.static]
+    for setting in settings:
+        check(setting)
+        rows = max(batch * phase.length(NEARLY_ALL) * phase.batches for phase in setting.phases())
+        check_memory("the minibatches of a visit", 6 * rows)
+        if rows > 2**22 * smallest:
+            raise BadInput(f"a visit of {rows} rows reads its client too often; lower K or batch")
+        if type(setting) is not type(first) or any(
+            getattr(setting, name) != getattr(first, name) for name in counts
+        ):
+            raise BadInput(f"lanes must share one algorithm and its counts: {first} and {setting} do not")
 
 
 def _check_parts(
