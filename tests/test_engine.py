@@ -807,3 +807,9 @@ def test_what_has_no_effect_is_warned_of():
         fs.simulate(quadratic(), ALGORITHMS["cdma-nc"], rounds=1, cohorts="same")
     with pytest.warns(UserWarning, match="faults: no fault is injected"):
         fs.simulate(quadratic(), ALGORITHMS["cdma-nc"], rounds=1, faults=fs.Faults())
+
+
+def test_a_metric_that_there_is_not_is_refused_by_name():
+    outcome = fs.simulate(quadratic(), ALGORITHMS["cdma-nc"], rounds=1)
+    with pytest.raises(fs.BadInput, match="unknown metric 'stationary'; did you mean 'stationarity'"):
+        outcome.last("stationary")

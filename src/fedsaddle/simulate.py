@@ -24,7 +24,7 @@ from fedsaddle.engine.compile.cuts import NEARLY_ALL
 from fedsaddle.engine.course import Row, Stop, course
 from fedsaddle.engine.executors.vectorised import Vectorised
 from fedsaddle.engine.study import Event, Executor, Study, points
-from fedsaddle.errors import BadInput, Notice, check_count, check_memory, check_seed, shown
+from fedsaddle.errors import BadInput, Notice, check_count, check_memory, check_seed, shown, unknown
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Fleet, Latency, Paper, Quorum
 from fedsaddle.merges import MEAN, Merge, TrimmedMean
@@ -247,6 +247,9 @@ class Outcome:
 
     def last(self, metric: str) -> list[float]:
         """The metric at each lane's last evaluation."""
+        known = self.rows[0].metrics if self.rows else {}
+        if self.rows and metric not in known:
+            raise unknown("metric", metric, known)
         found = {row.lane: row.metrics[metric] for row in self.rows}
         return [found.get(lane, math.nan) for lane in range(len(self.z))]
 

@@ -46,6 +46,7 @@ def main() -> None:
         print(f"error: {BadInput(told)}", file=sys.stderr)
         sys.exit(BAD_INPUT)
     except (click.Abort, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
