@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.jit._fuser import optimized_execution
 from torch.utils._pytree import tree_unflatten
 
 from fedsaddle.engine.compile.program import Number, Operation, Slot
@@ -33,8 +32,14 @@ class TorchScript:
         self.function = script.function(wanted)
 
     def __call__(self, *given: Tensor) -> tuple[Tensor, ...]:
-        with optimized_execution(False):  # its own improvements would begin only at the third replay
+        # Its own improvements would begin only at the third replay. A context manager would show in the time
+        # of a step.
+        before = torch._C._get_graph_executor_optimize()
+        torch._C._set_graph_executor_optimize(False)
+        try:
             found: tuple[Tensor, ...] = self.function(*given)
+        finally:
+            torch._C._set_graph_executor_optimize(before)
         return found
 
 
