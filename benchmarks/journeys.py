@@ -725,13 +725,13 @@ def main() -> None:
         prog="python -m benchmarks.journeys", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--experiment", nargs="+", action="extend", help="by itself, all that are shipped")
-    parser.add_argument("--rounds", type=int, help="of every run; by itself 12, of a GAN 4")
+    parser.add_argument("--experiment", nargs="+", action="extend", help="by default, all that are shipped")
+    parser.add_argument("--rounds", type=int, help="of every run; by default 12, of a GAN 4")
     parser.add_argument(
-        "--seeds", help="such as 0-4; by itself 0-1, on a GPU the experiment's own but for a GAN"
+        "--seeds", help="such as 0-4; by default 0-1, on a GPU the experiment's own but for a GAN"
     )
     parser.add_argument("--small", action="store_true", help="as in the tests: less work, a part of the rows")
-    parser.add_argument("--jobs", type=int, help="experiments at a time; by itself 1, or 4 on a GPU")
+    parser.add_argument("--jobs", type=int, help="experiments at a time; by default 1, or 4 on a GPU")
     parser.add_argument("--budget-seconds", type=float, default=math.inf, help="stop after so long")
     parser.add_argument("--commit", help="of a copy that git cannot tell it of")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))

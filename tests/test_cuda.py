@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch):
-    """PyTorch lets convolutions round to TF32 by itself; the command line does not."""
+    """PyTorch lets convolutions round to TF32 by default; the command line does not."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 

@@ -279,7 +279,7 @@ def simulate(
     """Run an algorithm for some rounds. What is asked for and has no effect is warned of.
 
     PyTorch has `threads` threads meanwhile, as on the command line, and afterwards as many as before: with
-    one, a thread for each core takes its share of the visits. `progress` is told on stderr; by itself, if
+    one, a thread for each core takes its share of the visits. `progress` is told on stderr; by default, if
     that is a terminal. `watch` is called after every round.
     """
     check_count("rounds", rounds)

@@ -75,8 +75,8 @@ class GAN:
     splits: Literal["disjoint", "nested"] = "disjoint"  # of the Inception Score
     samples: Annotated[int, Range(least=TOGETHER, most=10**6)] = 10_000  # pictures that are judged
     seed: Seed = 0  # of the partition
-    path: str = ""  # of CelebA's folder; by itself, celeba in the data cache
-    inception: str = ""  # a TorchScript file; by itself, what `fedsaddle data inception` gets
+    path: str = ""  # of CelebA's folder; by default, celeba in the data cache
+    inception: str = ""  # a TorchScript file; by default, what `fedsaddle data inception` gets
 
     def __post_init__(self) -> None:
         for what, given, known in (
