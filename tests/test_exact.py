@@ -13,7 +13,7 @@ from fedsaddle.problem import Batch
 from fedsaddle.problems import PROBLEMS
 from zoo import quadratic
 
-EXACT = {name: entry for name, entry in PROBLEMS.items() if entry.task.__module__.endswith("exact")}
+EXACT = {name: entry for name, entry in PROBLEMS.items() if ".exact." in entry.task.__module__}
 ZOO = {name: entry.task(clients=7, samples=(3, 6), **entry.defaults) for name, entry in EXACT.items()}
 ZOO["toy-wgan"] = fs.ToyWGAN(clients=7, samples=(3, 6), noise=0.0)
 ZOO["quadratic-nonconvex"] = fs.Quadratic(clients=7, samples=(3, 6), nonconvex=0.3)
