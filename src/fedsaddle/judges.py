@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fedsaddle import networks
 from fedsaddle.data import federated, sources
 from fedsaddle.data.datasets import Dataset, scaled
+from fedsaddle.data.downloads import hash_of
 from fedsaddle.errors import BadInput
 from fedsaddle.scores import Moments, moments
 
@@ -147,7 +148,7 @@ def inception(path: str, device: torch.device) -> Judge:
         seen: Tensor = net(for_inception(pictures))
         return seen
 
-    return Judge(sources.hash_of(place), features)
+    return Judge(hash_of(place), features)
 
 
 def for_inception(pictures: Tensor) -> Tensor:

