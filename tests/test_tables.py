@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import fedsaddle as fs
 from fedsaddle.border import build
 from fedsaddle.data import partition
-from fedsaddle.data.tables import LARGEST, MOST_WORDS, load
+from fedsaddle.data.readers import LARGEST, MOST_WORDS
+from fedsaddle.data.tables import load
 from fedsaddle.errors import BadInput
 from fedsaddle.problems import AUC
 from fedsaddle.runs import RunFolder
