@@ -1,10 +1,9 @@
 """Convolutions of many networks at once.
 
-Under vmap, PyTorch makes one grouped convolution of many with weights of their own, and its libraries compute
-that group by group. Here, on a GPU, the windows of all groups are laid out as one batch of matrices (im2col)
-and multiplied in one call. Channels come last in memory, as the products leave them, so that nothing is laid
-out anew between layers. A CPU does the same where a picture has few channels, which would not fill its
-vectors; there the places of a window come first, so that long rows are copied.
+Under vmap, PyTorch makes one grouped convolution of many, and its libraries compute that group by group.
+Here, on a GPU, the windows of all groups become one batch of matrices (im2col), multiplied in one call.
+Channels come last in memory, as the products leave them, so that no layer copies them. A CPU does the same if
+channels are too few to fill its vectors; there the places of a window come first: long rows are copied.
 
 Three operations are the derivatives of one another. Each takes tensors whose first dimension is the group;
 vmap makes that one longer, so any nesting of maps is one call.
@@ -160,8 +159,7 @@ class _Convolve(_Bilinear):
         if not w.is_cuda:
             y = torch.bmm(w.flatten(2), _columns(x, grid)).unflatten(2, (x.shape[1], down, -1))
             return y.transpose(1, 2)
-        y = _windows(x, grid) @ _flat(w).mT
-        y = y.unflatten(1, (x.shape[1], down, -1))
+        y = (_windows(x, grid) @ _flat(w).mT).unflatten(1, (x.shape[1], down, -1))
         return y.permute(0, 1, 4, 2, 3)
 
     @staticmethod
