@@ -83,7 +83,7 @@ def stand_in(patch: pytest.MonkeyPatch, experiment: str) -> None:
     patch.setattr(celeba, "celeba", lambda path: made_up((1, 8, 8)))
     patch.setattr(celeba, "folder_of", Path)
     patch.setattr(judges, "classifier", made_up_judge)
-    patch.setattr(judges, "inception", made_up_judge)
+    patch.setattr(judges, "inception", lambda *_: replace(made_up_judge(), probabilities=None))
     patch.setattr(
         judges, "real_moments", lambda judge, rows, at: scores.moments(judges.look(judge, rows, at))
     )
