@@ -10,7 +10,7 @@ clients' rows. For fixed scores the saddle over (a, b, alpha) is p (1-p) (L - 1)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -74,6 +74,9 @@ class AUC(Measured):
     test_share: Annotated[float, Range(above=0, below=1)] = 0.2  # of the rows, if there is no second file
     sha256: str = ""  # if given, a file that has changed is refused
     test_sha256: str = ""
+    # Where rows are on devices: one device's own, and the part of positives in all.
+    _rows: list[Federation] = field(default_factory=list, init=False, repr=False, compare=False)
+    _part: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for what, given, known in (
@@ -160,7 +163,7 @@ class AUC(Measured):
             raise BadInput("an experiment whose devices have files of their own says partition = 'devices'")
         rows, own = self._table(path), replace(self)
         positive = rows.test_labels == rows.classes.index(self.data.classes[self.target])
-        own.__dict__["federation"] = self._placeholders(client, rows.test_inputs, positive)
+        own._rows.append(self._placeholders(client, rows.test_inputs, positive))
         return own
 
     def _placeholders(self, client: int, inputs: Tensor, positive: Tensor) -> Federation:
@@ -189,7 +192,7 @@ class AUC(Measured):
     def learn(self, facts: Facts) -> None:
         if not 0 < facts["p"] < 1:
             raise BadInput(f"p must be between 0 and 1, got {facts['p']}")
-        self.__dict__["p"] = facts["p"]
+        self._part[:] = [facts["p"]]
 
     @property
     def pinned(self) -> dict[str, str]:
@@ -260,6 +263,8 @@ class AUC(Measured):
 
     @cached_property
     def federation(self) -> Federation:
+        if self._rows:
+            return self._rows[0]
         order = torch.cat(self.parts)
         return Federation(
             rows={"input": self.data.inputs[order], "positive": self.data.labels[order] == self.target},
@@ -279,9 +284,13 @@ class AUC(Measured):
         """Rows that no client has."""
         return Federation({"input": inputs, "positive": labels == self.target}, torch.tensor([len(labels)]))
 
-    @cached_property
+    @property
     def p(self) -> float:
         """The part of positives, which a server can add up from two numbers of each client."""
+        return self._part[0] if self._part else self._counted
+
+    @cached_property
+    def _counted(self) -> float:
         return float(self.federation.rows["positive"].to(torch.float64).mean())
 
     @cached_property
