@@ -1,7 +1,8 @@
 """How much there is to read: `python -m benchmarks.house`.
 
 Counts the files that tell what CDMA-ADA does, from an experiment file to a line of rounds.csv, all lines of
-the package, files over 400 lines, functions over 60, and circles of imports between files.
+the package, files over 400 lines, functions over 60, circles of imports between files, and names that two
+files define.
 tests/test_house.py holds the package to these.
 """
 
@@ -48,6 +49,26 @@ def long_functions() -> dict[str, int]:
                 if length > FUNCTION:
                     found[f"{name_of(path)}:{node.name}"] = length
     return found
+
+
+def names() -> dict[str, list[str]]:
+    """The files that each public name of a module is defined in."""
+    found: dict[str, list[str]] = {}
+    for path in files():
+        for name in sorted(defined(ast.parse(path.read_text(encoding="utf-8")))):
+            if not name.startswith("_"):
+                found.setdefault(name, []).append(name_of(path))
+    return found
+
+
+def defined(module: ast.Module) -> set[str]:
+    """The functions, classes and values of a module."""
+    own = {node.name for node in module.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in module.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        own |= {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+    return own
 
 
 def imports() -> dict[str, set[str]]:
@@ -107,6 +128,8 @@ def main() -> None:
         limit = FILE if what == "files" else FUNCTION
         told = ", ".join(f"{name} {count}" for name, count in found.items()) or "none"
         print(f"{what} over {limit} lines: {told}")
+    shared = {name: found for name, found in names().items() if len(found) > 1}
+    print(f"names that several files define: {', '.join(shared) or 'none'}")
     print(f"circles of imports: {'; '.join(circle[0] for circle in circles()) or 'none'}")
 
 

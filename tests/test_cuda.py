@@ -429,7 +429,7 @@ def test_a_walk_of_any_length_has_few_recordings():
     problem, rule = quadratic(), ALGORITHMS["catalyst-scaffold-s"]
     study, lanes = run(problem, rule, rounds=20, device="cuda")
     recordings = study.executor.recorder(study)._recordings.values()
-    assert sum(isinstance(one, cuda_graphs.Walk) for one in recordings) <= 4
+    assert sum(isinstance(one, cuda_graphs.CapturedWalk) for one in recordings) <= 4
     assert_same(lanes, run(problem, rule, rounds=20, executor=fs.Loop())[1], 1e-9)
 
 

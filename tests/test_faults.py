@@ -20,7 +20,7 @@ from fedsaddle.engine.round import play
 from fedsaddle.engine.study import Posted, begin
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import Verdict, invite
-from fedsaddle.history import Rules, Told, line, read
+from fedsaddle.history import Rules, Told, line, read_history
 from fedsaddle.merges import Mean, Median, Merge, TrimmedMean
 from fedsaddle.simulate import make_study
 from test_replay import fedsaddle
@@ -180,7 +180,7 @@ def test_the_norm_bound_refuses_what_it_should_and_goes_on():
             assert all(count <= 2 for count in strikes.values())  # nobody who is out is invited
         # The honest clients' answers alone make the same parameters.
         rules = {study.names[0]: Rules(quorum, 12, len(study.algorithm.phases()), 12, study.seeds)}
-        script = read("".join(map(line, told)).encode(), rules)
+        script = read_history("".join(map(line, told)).encode(), rules)
         honest = replace(study, faults=None, checks=None, history=script)
         again, _, _ = history_of(honest, 12)
         for mine, theirs in zip(tree_leaves(again.server), tree_leaves(lanes.server), strict=True):
@@ -338,7 +338,7 @@ def test_a_run_equals_its_replay_or_abandons_its_rounds(study):
         assert lanes.clock[lane] == sum(seconds)
 
     rules = {study.names[0]: Rules(study.quorum, 10, len(study.algorithm.phases()), 4, study.seeds)}
-    script = read("".join(map(line, told)).encode(), rules)  # and it obeys the rules of a history
+    script = read_history("".join(map(line, told)).encode(), rules)  # and it obeys the rules of a history
     scripted, again = replace(study, history=script), begin(study)
     for round in range(4):
         again, _ = play(scripted, again, round)

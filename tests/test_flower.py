@@ -38,7 +38,7 @@ from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Everybody
 from fedsaddle.flower import deploy, keys, link, roll, server, waiting, wire
 from fedsaddle.flower.client import Memory, Site, client_app, learn, visit
-from fedsaddle.flower.supervise import Family
+from fedsaddle.flower.supervise import Processes
 from fedsaddle.problem import Federation
 from fedsaddle.runs import RunFolder, execute
 
@@ -329,7 +329,7 @@ def quick(monkeypatch):
     for module in (roll, server):
         monkeypatch.setattr(module, "ROLL_CALL", 0.0)
     monkeypatch.setattr(waiting, "SLACK", 0.3)
-    monkeypatch.setattr(server, "PATIENCE", 0.5)
+    monkeypatch.setattr(server, "NODE_PATIENCE", 0.5)
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # as Flower's runner does
 
 
@@ -828,7 +828,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(nine, tmp_path, monkeypatch,
     keys.make(Path("keys"), 2)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     monkeypatch.setattr(sys, "argv", ["fedsaddle", *words])
-    monkeypatch.setattr(Family, "start", lambda *_: pytest.fail("it was accepted"))
+    monkeypatch.setattr(Processes, "start", lambda *_: pytest.fail("it was accepted"))
     with pytest.raises(SystemExit) as end:
         cli.main()
     out, told = capsys.readouterr()

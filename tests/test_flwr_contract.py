@@ -233,7 +233,7 @@ def test_a_node_calls_the_paths_that_are_open(monkeypatch):
         if name[0].isupper():
             getattr(client, name)(None)
     own = {f"/v1/fleet/{call}" for call in ("register-node", "unregister-node")}
-    assert paths - own == link.FLEET, changed("FleetHttpClient", f"its paths are {sorted(paths)}")
+    assert paths - own == link.FLEET_PATHS, changed("FleetHttpClient", f"its paths are {sorted(paths)}")
 
 
 # --- constants, exceptions, variables -----------------------------------------------------------------------

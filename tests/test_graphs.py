@@ -98,7 +98,7 @@ def test_replayed_equals_loop(name):
     study, lanes = end(ALGORITHMS[name])
     assert_same(lanes, end(ALGORITHMS[name], recorded=False, executor=fs.Loop())[1])
     recordings = study.executor.recorder(study)._recordings.values()
-    walks = [one for one in recordings if isinstance(one, cuda_graphs.Walk)]
+    walks = [one for one in recordings if isinstance(one, cuda_graphs.CapturedWalk)]
     assert bool(walks) == (name != "parallel-sgda")
 
 

@@ -27,3 +27,17 @@ def test_no_files_import_each_other_in_a_circle():
 def test_a_circle_would_be_found(monkeypatch):
     monkeypatch.setattr(house, "imports", lambda: {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})
     assert [circle[0] for circle in house.circles()] == ["a", "b", "c"]
+
+
+# Names that stand in several files for the same thing.
+SHARED = {
+    "Entry": "a name of an experiment file: of algorithms, and of problems",
+    "T": "a type of no matter what",
+    **dict.fromkeys(
+        ("join", "local", "run", "serve", "sweep"), "a command, what it does, and what Flower does for it"
+    ),
+}
+
+
+def test_one_name_means_one_thing():
+    assert {name: found for name, found in house.names().items() if len(found) > 1}.keys() == SHARED.keys()

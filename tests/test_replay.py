@@ -17,7 +17,7 @@ from fedsaddle.engine.course import course
 from fedsaddle.engine.round import play
 from fedsaddle.engine.study import begin
 from fedsaddle.fleet import Verdict
-from fedsaddle.history import Gathering, History, Rules, Told, line, read
+from fedsaddle.history import Gathering, History, Rules, Told, line, read_history
 from fedsaddle.runs.files import as_json, sha256
 from zoo import ALGORITHMS, quadratic
 
@@ -346,7 +346,7 @@ def test_a_run_without_a_history_is_refused(tmp_path, monkeypatch, capsys):
 def test_what_is_no_history_is_refused(data, why):
     rules = {"a": Rules(fs.Quorum(invite=4), 5, 1, 3, (0,))}
     with pytest.raises(fs.BadInput, match=why):
-        read(data, rules)
+        read_history(data, rules)
 
 
 # --- histories that no simulation has made ---------------------------------------------------------------
@@ -370,7 +370,7 @@ def test_more_may_be_invited_than_the_quorum_says():
     given = Gathering([4, 6, 1, 0, 7], [], [6, 1], {}, [0, 4, 7], 3.0, Verdict.ABANDON, [])
     told = [Told("a", 0, round, 0, own) for round, own in enumerate((grown, given, small))]
     rules = {"a": Rules(quorum, 12, 1, 3, (0,))}
-    history = read("".join(map(line, told)).encode(), rules)
+    history = read_history("".join(map(line, told)).encode(), rules)
     assert [one[0] for one in history.lanes["a", 0]] == [grown, given, small]
 
     from dataclasses import replace

@@ -20,7 +20,7 @@ from fedsaddle import environment
 from fedsaddle.errors import BadInput
 from fedsaddle.metric import Metric
 from fedsaddle.report import findings, read_runs, write_report
-from fedsaddle.report.reading import Point
+from fedsaddle.report.reading import Evaluation
 from fedsaddle.report.statistics import area, curve, frame, paired_t_test, spread
 from test_runs import ARGUMENTS, fedsaddle, true_after
 
@@ -162,12 +162,12 @@ def test_one_seed_has_no_spread():
 @given(st.lists(st.tuples(st.integers(0, 50), st.floats(-5, 5)), min_size=1, max_size=8), st.data())
 @settings(deadline=None, derandomize=True, database=None)
 def test_the_area_is_that_of_many_thin_strips(steps, data):
-    points, floats = [Point(0, 0, 0.0, {"loss": 1.0})], 0
+    points, floats = [Evaluation(0, 0, 0.0, {"loss": 1.0})], 0
     for number, (width, value) in enumerate(steps):
         floats += width
         # Where nothing was sent nothing has changed.
         points.append(
-            Point(number + 1, floats, 0.0, {"loss": value if width else points[-1].metrics["loss"]})
+            Evaluation(number + 1, floats, 0.0, {"loss": value if width else points[-1].metrics["loss"]})
         )
     if not floats:
         return

@@ -17,7 +17,7 @@ import fedsaddle as fs
 from fedsaddle.border import build
 from fedsaddle.data import partition
 from fedsaddle.data.readers import LARGEST, MOST_WORDS
-from fedsaddle.data.tables import load
+from fedsaddle.data.tables import load_table
 from fedsaddle.errors import BadInput
 from fedsaddle.problems import AUC
 from fedsaddle.runs import RunFolder
@@ -53,7 +53,7 @@ def npz(tmp_path, name="mine.npz", **arrays):
 
 
 def test_a_csv_file_becomes_a_dataset(tmp_path):
-    data = load(table(tmp_path), **MINE)
+    data = load_table(table(tmp_path), **MINE)
     assert data.classes == ("fine", "fraud")
     assert (len(data.labels), len(data.test_labels)) == (48, 12)
     assert int((data.test_labels == 1).sum()) == 2  # a fifth of each class
@@ -79,7 +79,7 @@ def test_another_partition_leaves_the_shops_aside(tmp_path):
 
 def test_the_same_seed_draws_the_same_test_rows(tmp_path):
     path = table(tmp_path)
-    first, again, other = (load(path, **MINE, seed=seed).test_inputs for seed in (0, 0, 1))
+    first, again, other = (load_table(path, **MINE, seed=seed).test_inputs for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -98,7 +98,10 @@ def test_the_same_seed_draws_the_same_test_rows(tmp_path):
 )
 def test_dialects_that_mean_the_same(tmp_path, change):
     text = "\n".join(lines()) + "\n"
-    plain, other = load(table(tmp_path, text), **MINE), load(table(tmp_path, change(text), "o.csv"), **MINE)
+    plain, other = (
+        load_table(table(tmp_path, text), **MINE),
+        load_table(table(tmp_path, change(text), "o.csv"), **MINE),
+    )
     assert torch.equal(plain.inputs, other.inputs)
     assert plain.classes == other.classes
     assert plain.sha256 != other.sha256 or change(text) == text
@@ -116,12 +119,12 @@ def test_dialects_that_mean_the_same(tmp_path, change):
 )
 def test_classes_are_numbers_where_all_are(tmp_path, words, classes):
     text = "x,label\n" + "".join(f"{n},{word}\n" for n, word in enumerate(words.split() * 5))
-    assert load(table(tmp_path, text)).classes == classes
+    assert load_table(table(tmp_path, text)).classes == classes
 
 
 def test_a_column_that_does_not_vary_is_zero(tmp_path):
     text = "a,b,label\n" + "".join(f"3.3,{n}e8,{n % 2}\n" for n in range(20))
-    data = load(table(tmp_path, text))
+    data = load_table(table(tmp_path, text))
     assert not data.inputs[:, 0].any()
     assert torch.isfinite(data.inputs).all()
 
@@ -130,7 +133,7 @@ def test_test_rows_may_come_from_a_second_file(tmp_path):
     """Its columns may be in another order, and a word that is only there is no feature."""
     train = "a,kind,label\n" + "".join(f"{n},{'xy'[n % 2]},{n % 2}\n" for n in range(10))
     test = "label,kind,a\n0,x,4.5\n1,z,9\n"
-    data = load(table(tmp_path, train), table(tmp_path, test, "test.csv"))
+    data = load_table(table(tmp_path, train), table(tmp_path, test, "test.csv"))
     assert len(data.labels) == 10
     assert data.test_labels.tolist() == [0, 1]
     assert data.test_inputs[:, 1:].tolist() == [[1, 0], [0, 0]]
@@ -283,10 +286,10 @@ def test_nothing_in_an_npz_file_is_run(tmp_path):
 
     path = npz(tmp_path, **good() | {"label": numpy.array([Trap()] * 10)})
     with pytest.raises(BadInput, match="without objects"):
-        load(path)
+        load_table(path)
     (tmp_path / "raw.npz").write_bytes(pickle.dumps(Trap()))
     with pytest.raises(BadInput, match="cannot be read"):
-        load(str(tmp_path / "raw.npz"))
+        load_table(str(tmp_path / "raw.npz"))
     assert not (tmp_path / "sprung").exists()
 
 
@@ -299,12 +302,12 @@ def test_an_npz_file_that_would_not_fit_is_refused_unread(tmp_path):
     with zipfile.ZipFile(tmp_path / "lie.npz", "w") as archive:
         archive.writestr("features.npy", header.getvalue())
     with pytest.raises(BadInput, match="cannot be read"):
-        load(str(tmp_path / "lie.npz"))
+        load_table(str(tmp_path / "lie.npz"))
     plain = (tmp_path / "lie.npz").read_bytes()
     size = len(header.getvalue()).to_bytes(4, "little")
     (tmp_path / "huge.npz").write_bytes(plain.replace(size, (0xFFFFFFF0).to_bytes(4, "little")))
     with pytest.raises(BadInput):
-        load(str(tmp_path / "huge.npz"))
+        load_table(str(tmp_path / "huge.npz"))
 
 
 @settings(max_examples=200, deadline=None)
@@ -383,7 +386,7 @@ def test_a_bad_csv_file_is_refused_with_what_to_do(tmp_path, case):
 def test_what_is_no_text_is_refused(tmp_path, data):
     (tmp_path / "mine.csv").write_bytes(data)
     with pytest.raises(BadInput, match=r"mine\.csv"):
-        load(str(tmp_path / "mine.csv"))
+        load_table(str(tmp_path / "mine.csv"))
 
 
 @pytest.mark.parametrize(
@@ -392,7 +395,7 @@ def test_what_is_no_text_is_refused(tmp_path, data):
 def test_a_path_without_a_file_is_refused(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput, match="cannot read the table"):
-        load(path)
+        load_table(path)
 
 
 @pytest.mark.parametrize(
@@ -460,7 +463,7 @@ def test_any_bytes_for_a_csv_file(tmp_path_factory, data):
 
 def test_as_many_words_as_may_be(tmp_path):
     text = "a,label\n" + "".join(f"w{n % MOST_WORDS},{n % 2}\n" for n in range(2 * MOST_WORDS))
-    assert load(table(tmp_path, text)).inputs.shape[1] == MOST_WORDS
+    assert load_table(table(tmp_path, text)).inputs.shape[1] == MOST_WORDS
 
 
 # --- in an experiment ------------------------------------------------------------------------------------

@@ -196,7 +196,7 @@ def test_a_tape_may_hold_what_is_no_number(at_once):
 
 
 def test_what_is_too_long_is_not_recorded(monkeypatch):
-    monkeypatch.setattr(trace, "LONGEST", 3)
+    monkeypatch.setattr(trace, "MOST_OPERATIONS", 3)
     record(lambda x: x + 1 + 1 + 1, X)
     assert "more than 3 operations" in refused(lambda x: x + 1 + 1 + 1 + 1, X)
 

@@ -94,7 +94,7 @@ class Rules(NamedTuple):
     seeds: Sequence[int]
 
 
-def read(data: bytes, rules: dict[str, Rules], where: str = "history.jsonl") -> History:
+def read_history(data: bytes, rules: dict[str, Rules], where: str = "history.jsonl") -> History:
     """A history that obeys the rules of each algorithm. Hands and disks damage files: nothing is trusted."""
     lanes: dict[tuple[str, int], list[list[Gathering]]] = {}
     for place, told in _lines(data, rules, where):
@@ -141,7 +141,7 @@ class _Broken(Exception):
     """What is wrong with a line."""
 
 
-KEYS = {
+FIELDS = {
     "algorithm": str,
     "seed": int,
     "round": int,
@@ -167,12 +167,12 @@ def _told(text: str, rules: dict[str, Rules]) -> Told:
     if not isinstance(entry, dict):
         raise _Broken("it is not an object")
     entry = {"duplicate": [], "overdue": [], **entry}
-    for key in {*entry, *KEYS}:
+    for key in {*entry, *FIELDS}:
         if key not in entry:
             raise _Broken(f"'{key}' is missing")
-        if key not in KEYS:
+        if key not in FIELDS:
             raise _Broken(f"nobody knows '{key[:40]}'")
-        if not isinstance(entry[key], KEYS[key]) or isinstance(entry[key], bool):  # type: ignore[arg-type]
+        if not isinstance(entry[key], FIELDS[key]) or isinstance(entry[key], bool):  # type: ignore[arg-type]
             raise _Broken(f"'{key}' is not what it should be")
     if entry["algorithm"] not in rules:
         raise _Broken(f"the experiment has no algorithm '{entry['algorithm'][:80]}'")

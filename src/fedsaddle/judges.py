@@ -27,7 +27,7 @@ from fedsaddle.data.downloads import hash_of
 from fedsaddle.errors import BadInput
 from fedsaddle.scores import Moments, moments
 
-CHUNK = 500  # pictures looked at together, or as many as rows may be
+PICTURES_AT_ONCE = 500  # pictures looked at together, or as many as rows may be
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _trained(
 def _accuracy(net: nn.Module, inputs: Tensor, labels: Tensor) -> float:
     right = [
         (net(scaled(rows)).argmax(1) == some).sum()
-        for rows, some in zip(inputs.split(CHUNK), labels.split(CHUNK), strict=True)
+        for rows, some in zip(inputs.split(PICTURES_AT_ONCE), labels.split(PICTURES_AT_ONCE), strict=True)
     ]
     return float(sum(right)) / len(labels)
 
@@ -174,7 +174,7 @@ def _enlargement(old: int, new: int, like: Tensor) -> Tensor:
 def look(judge: Judge, pictures: Tensor, device: torch.device) -> Tensor:
     """The features of all pictures, bytes or in [-1, 1]."""
     with torch.no_grad():
-        together = min(CHUNK, federated.CHUNK[device.type])
+        together = min(PICTURES_AT_ONCE, federated.CHUNK[device.type])
         return torch.cat([judge.features(scaled(rows.to(device))) for rows in pictures.split(together)])
 
 

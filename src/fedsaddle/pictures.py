@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 ACROSS = 8  # pictures in a line of a grid
 GAP = 1  # white pixels below and right of each, before they are enlarged
 LEGIBLE = 48  # pixels that a smaller picture is enlarged to, as far as whole steps go
-MOST = 10  # rounds in a grid over rounds
+MOST_ROUNDS = 10  # rounds in a grid over rounds
 
 
 def grid(pictures: Tensor) -> bytes:
@@ -37,7 +37,7 @@ def over_rounds(grids: Sequence[bytes]) -> bytes:
     """
     from PIL import Image
 
-    last, lines = len(grids) - 1, min(len(grids), MOST)
+    last, lines = len(grids) - 1, min(len(grids), MOST_ROUNDS)
     chosen = [grids[round(number * last / max(1, lines - 1))] for number in range(lines)]
     opened = [Image.open(io.BytesIO(data), formats=("PNG",)) for data in chosen]
     height = int(opened[0].info["line"])

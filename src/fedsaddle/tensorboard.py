@@ -20,7 +20,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from fedsaddle.engine.course import Stop
 from fedsaddle.runs import KEYS, Plan, Watch
 
-MOST_LANES = 16  # with more, one curve of the seeds' means: nobody can read hundreds
+MOST_CURVES = 16  # with more, one curve of the seeds' means: nobody can read hundreds
 Scalars = dict[str, float]
 
 
@@ -50,7 +50,7 @@ class TensorBoard:
 
     def _write(self, study: str, name: str, round: int, seeds: dict[int, Scalars]) -> None:
         place = self.run / "tensorboard" / name
-        if len(self.plan.studies[study].seeds) <= MOST_LANES:
+        if len(self.plan.studies[study].seeds) <= MOST_CURVES:
             for seed, scalars in seeds.items():
                 _append(place / f"seed-{seed}", round, scalars)
         elif seeds:

@@ -26,7 +26,7 @@ def serve(experiment: str, keys: Path, listen: str, way: Way = PLAINLY, **wanted
     plan = load(experiment, devices=True, **asked)
     path = place(plan, way)
     server = _server(plan, path, keys, deploy.parse_address(listen, "--listen"), way)
-    may_join = len(deploy.check(server))
+    may_join = len(deploy.check_keys(server))
     RunFolder(path, plan, way.resume).close()  # a folder that cannot be used is refused before all is started
     way.show.say(f"listening on {listen}; {may_join} devices may join")
     return Ran(path, deploy.serve(server))
@@ -44,7 +44,7 @@ def local(experiment: str, nodes: int, way: Way = PLAINLY, **wanted: Unpack[Want
     return Ran(path, deploy.local(server, list(range(nodes)), KEEP_AN_EYE))
 
 
-def _server(plan: Plan, path: Path, keys: Path, address: tuple[str, int], way: Way) -> deploy.Server:
+def _server(plan: Plan, path: Path, keys: Path, address: tuple[str, int], way: Way) -> deploy.Serving:
     def work(deployment: Deployment, again: bool) -> int:
         """In the ServerApp's process: the rounds, to an exit code."""
         here = replace(way, resume=way.resume or again, asked=lambda: deployment.roll.asked)
@@ -54,7 +54,7 @@ def _server(plan: Plan, path: Path, keys: Path, address: tuple[str, int], way: W
             way.show.say(f"error: {error}")
             return BAD_INPUT
 
-    return deploy.Server(plan, path, keys, address, work, way.asked)
+    return deploy.Serving(plan, path, keys, address, work, way.asked)
 
 
 class Device(NamedTuple):

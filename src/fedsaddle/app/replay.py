@@ -27,7 +27,7 @@ from fedsaddle.engine import machine
 from fedsaddle.engine.course import Row, Stop, course, traffic
 from fedsaddle.engine.study import Study, points
 from fedsaddle.errors import BadInput
-from fedsaddle.history import Rules, read
+from fedsaddle.history import Rules, read_history
 from fedsaddle.runs import HISTORY, KEYS, Plan, Watch, read_checkpoint, read_state, read_tensors, verified
 
 # What arithmetic on another machine, in another order, may do to a parameter: relative to 1 + its size.
@@ -86,7 +86,7 @@ def replay_run(
     data = {
         name: verified(folder / name, own["sha256"], own["length"]) for name, own in saved["tables"].items()
     }
-    history = read(data[HISTORY], _rules(plan), str(folder / HISTORY))
+    history = read_history(data[HISTORY], _rules(plan), str(folder / HISTORY))
     machine.prepare(plan.resolved["threads"], plan.resolved["tf32"])
     begun = [
         name for name in plan.studies if name in (*saved["done"], (saved["state"] or {}).get("algorithm"))
@@ -202,12 +202,12 @@ def _difference(mine: torch.Tensor, theirs: torch.Tensor) -> float:
     return float(far.max()) if far.numel() else 0.0
 
 
-Counts = tuple[int, int, int, float]  # round, floats up, floats down, the clock
+Tally = tuple[int, int, int, float]  # round, floats up, floats down, the clock
 
 
-def _counted(table: bytes) -> dict[tuple[str, int], list[Counts]]:
+def _counted(table: bytes) -> dict[tuple[str, int], list[Tally]]:
     """What rounds.csv counted at each evaluation."""
-    found: dict[tuple[str, int], list[Counts]] = {}
+    found: dict[tuple[str, int], list[Tally]] = {}
     for row in _rows(table):
         name, seed, round, up, down, clock = row[: len(KEYS["rounds.csv"])]
         found.setdefault((name, int(seed)), []).append((int(round), int(up), int(down), float(clock)))
@@ -219,7 +219,7 @@ def _rows(table: bytes) -> list[list[str]]:
     return list(csv.reader(io.StringIO(table.decode(), newline="")))[1:]
 
 
-def _quarrels(run: list[Counts], found: list[Counts]) -> list[str]:
+def _quarrels(run: list[Tally], found: list[Tally]) -> list[str]:
     """The first evaluation whose counts differ."""
     for mine, theirs in zip(found, run, strict=False):
         for what, own, other in zip(

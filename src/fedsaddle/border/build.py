@@ -132,7 +132,7 @@ def _table(tables: dict[str, Any], key: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def prepare(experiment: str, wanted: Wanted) -> Bench:
+def bench_of(experiment: str, wanted: Wanted) -> Bench:
     """A checked experiment, up to its algorithms."""
     tables = tables_of(experiment)
     clients, address = wanted.get("clients"), wanted.get("address")
@@ -172,17 +172,17 @@ def load(experiment: str, *, devices: bool = False, **wanted: Unpack[Wanted]) ->
 
     One whose rows are on devices is refused, unless it is for `devices`.
     """
-    bench = prepare(experiment, wanted)
+    bench = bench_of(experiment, wanted)
     if isinstance(bench.problem, Held) and bench.problem.away:
         if not devices:
             raise BadInput("the rows of this experiment are on devices: run it with fedsaddle serve and join")
         if bench.checked.sampling == "size":
             raise BadInput("sampling by size needs to know how many rows each device has; say uniform")
     tables, K = bench.checked.algorithms, bench.checked.K
-    labels = named(wanted, tables)
+    labels = algorithms_named(wanted, tables)
     studies = {label: bench.study({label: algorithm_of(label, tables[label], K)}) for label in labels}
     resolved = bench.resolved({label: tables[label] for label in labels})
-    notes = without_effect(bench, studies, labels)
+    notes = notes_on_effect(bench, studies, labels)
     if any(key.split(".")[0] == "sweep" for key in bench.said):
         notes.append("sweep is what fedsaddle sweep goes by; a run does not look at it")
     if devices and any(key.split(".")[0] == "fleet" for key in bench.said):
@@ -193,7 +193,7 @@ def load(experiment: str, *, devices: bool = False, **wanted: Unpack[Wanted]) ->
     )
 
 
-def named(wanted: Wanted, known: Mapping[str, Any]) -> list[str]:
+def algorithms_named(wanted: Wanted, known: Mapping[str, Any]) -> list[str]:
     """The algorithms that were asked for: by default, all."""
     labels = list(dict.fromkeys(meant(name, known) for name in wanted.get("algorithms", ())))
     for label in labels:
@@ -205,7 +205,7 @@ def named(wanted: Wanted, known: Mapping[str, Any]) -> list[str]:
 # --- what has no effect ----------------------------------------------------------------------------------
 
 
-def without_effect(bench: Bench, studies: Mapping[str, Study], wanted: Iterable[str]) -> list[str]:
+def notes_on_effect(bench: Bench, studies: Mapping[str, Study], wanted: Iterable[str]) -> list[str]:
     """What an experiment says that changes nothing: a person may think that it does.
 
     What --set has set is held against the algorithms that run, a file against all that it holds.

@@ -35,10 +35,10 @@ def names() -> list[str]:
 
 def shipped() -> dict[str, str]:
     """The same, and what they are."""
-    return {name: read(name)[0].get("description", "") for name in names()}
+    return {name: read_tables(name)[0].get("description", "") for name in names()}
 
 
-def read(experiment: str) -> tuple[dict[str, Any], Path | None]:
+def read_tables(experiment: str) -> tuple[dict[str, Any], Path | None]:
     """The tables of an experiment, by its name or its file, and the folder of that file."""
     path = Path(experiment)
     if path.suffix not in (".toml", ".json") and not os.path.isfile(experiment):
@@ -71,7 +71,7 @@ def tables_of(experiment: str) -> dict[str, Any]:
     """The tables of an experiment, with the files that they name as they are seen from here."""
     from fedsaddle.data.tables import is_table  # which takes its time
 
-    tables, folder = read(experiment)
+    tables, folder = read_tables(experiment)
     if folder is None:
         return tables
     for place, keys in PATHS.items():

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fedsaddle import sweep as tuning
-from fedsaddle.border.build import Bench, Wanted, named, prepare, without_effect
+from fedsaddle.border.build import Bench, Wanted, algorithms_named, bench_of, notes_on_effect
 from fedsaddle.border.schema import Sweep, algorithm_of, check_label, complete, rule_named, sweep_of
 from fedsaddle.engine.course import Prune
 from fedsaddle.engine.executors.vectorised import Vectorised
@@ -32,7 +32,7 @@ def load_sweep(
     **wanted: Unpack[Wanted],
 ) -> Plan:
     """A checked sweep: every setting of every algorithm under its own name, as many in a study as can be."""
-    bench = prepare(experiment, wanted)
+    bench = bench_of(experiment, wanted)
     own = {"by": by, "budget": budget, "halving": halving}
     sweep = sweep_of(bench.checked.sweep | {key: value for key, value in own.items() if value is not None})
     families = _families(bench, sweep, wanted)
@@ -53,7 +53,7 @@ def load_sweep(
             keep = tuning.rungs(count, sweep.halving, bench.checked.rounds, every)
             prunes[key] = tuning.Halving(metric, study.problem.metrics[metric], study.names, keep)
     resolved = bench.resolved({label: own for family in families.values() for label, own in family.items()})
-    notes = without_effect(bench, studies, families)
+    notes = notes_on_effect(bench, studies, families)
     if resolved["history"]:  # of thousands of lanes nobody reads one
         resolved["history"] = False
         notes.append("history = true has no effect: a sweep writes none")
@@ -80,7 +80,7 @@ def _families(bench: Bench, sweep: Sweep, wanted: Wanted) -> dict[str, dict[str,
     """The tables of the settings of each algorithm, by their names."""
     tables = bench.checked.algorithms
     known = sweep.settings or tables
-    chosen = named(wanted, known)
+    chosen = algorithms_named(wanted, known)
     drawn = [label for name in chosen for label in sweep.settings.get(name, [])]
     for names, among in ((sweep.grid, known), (drawn, tables)):
         for name in names:

@@ -20,19 +20,19 @@ from fedsaddle import __version__
 from fedsaddle.border import files
 from fedsaddle.cli.options import (
     Chosen,
-    Device,
+    DeviceOption,
     Engine,
-    Experiment,
+    ExperimentArgument,
     Fewer,
     Listen,
     Perhaps,
     Poll,
     Quiet,
     Set,
-    Simulated,
+    Simulation,
     Write,
     engine_named,
-    spread,
+    flattened,
 )
 from fedsaddle.errors import BadInput, meant
 
@@ -72,17 +72,17 @@ def _until_asked() -> Callable[[], bool]:
 
 
 @app.command()
-@spread
-def run(chosen: Chosen, simulated: Simulated, experiment: Perhaps = None, history: Write = False) -> None:
+@flattened
+def run(chosen: Chosen, simulated: Simulation, experiment: Perhaps = None, history: Write = False) -> None:
     """Run an experiment."""
     _simulate("run", experiment, chosen, simulated, history=history or None)
 
 
 @app.command()
-@spread
+@flattened
 def sweep(
     chosen: Chosen,
-    simulated: Simulated,
+    simulated: Simulation,
     experiment: Perhaps = None,
     by: Annotated[str | None, typer.Option(help="The metric that settings are chosen by.")] = None,
     budget: Annotated[int | None, typer.Option(help="How many settings of each algorithm.")] = None,
@@ -92,7 +92,9 @@ def sweep(
     _simulate("sweep", experiment, chosen, simulated, by=by, budget=budget, halving=halving)
 
 
-def _simulate(command: str, experiment: str | None, chosen: Chosen, simulated: Simulated, **own: Any) -> None:
+def _simulate(
+    command: str, experiment: str | None, chosen: Chosen, simulated: Simulation, **own: Any
+) -> None:
     """Run or sweep, and show what it has come to."""
     which = chosen.experiment(experiment, command)
 
@@ -154,7 +156,7 @@ def replay(
         float | None, typer.Option(help="What a parameter may differ by, relative to 1 + its size.")
     ] = None,
     engine: Engine = None,
-    device: Device = None,
+    device: DeviceOption = None,
     quiet: Quiet = False,
 ) -> None:
     """Run a run's history again in the simulator, and say whether it comes to the same."""
@@ -209,7 +211,7 @@ def data(
             def tell(what: str, done: int, total: int) -> None:
                 if what not in tasks:  # noqa: B023
                     if not out.is_terminal:
-                        sources.say(what, done, total)
+                        sources.show_progress(what, done, total)
                     tasks[what] = progress.add_task(what, total=total or None)  # noqa: B023
                 progress.update(tasks[what], completed=done)  # noqa: B023
 
@@ -267,10 +269,10 @@ def keys_(
 
 
 @app.command()
-@spread
+@flattened
 def serve(
     chosen: Chosen,
-    experiment: Experiment,
+    experiment: ExperimentArgument,
     keys: Annotated[Path, typer.Option(help="The server's keys: KEYS/server.")],
     listen: Listen = "127.0.0.1:9092",
     clients: Fewer = None,
@@ -286,10 +288,10 @@ def serve(
 
 
 @app.command()
-@spread
+@flattened
 def local(
     chosen: Chosen,
-    experiment: Experiment,
+    experiment: ExperimentArgument,
     nodes: Annotated[int, typer.Option(help="How many devices, each a process of this machine.")] = 4,
 ) -> None:
     """Try a deployment on this machine: a server, devices, keys, everything."""
@@ -304,7 +306,7 @@ def local(
 
 @app.command()
 def join(
-    experiment: Experiment,
+    experiment: ExperimentArgument,
     server: Annotated[str, typer.Option(help="Where the server listens, as HOST:PORT.")],
     key: Annotated[Path, typer.Option(help="This device's keys: KEYS/node-0.")],
     client: Annotated[
@@ -319,7 +321,7 @@ def join(
     poll: Poll = 3.0,
 ) -> None:
     """Take part in an experiment as one device."""
-    files.read(experiment)
+    files.read_tables(experiment)
 
     from fedsaddle.app import deploy
     from fedsaddle.cli.progress import Terminal

@@ -24,7 +24,7 @@ from fedsaddle.errors import BadInput, check_count, meant, unknown
 if TYPE_CHECKING:
     from fedsaddle.border.build import Wanted
 
-Experiment = Annotated[str, typer.Argument(help="The name of a shipped experiment, or a TOML file.")]
+ExperimentArgument = Annotated[str, typer.Argument(help="The name of a shipped experiment, or a TOML file.")]
 Perhaps = Annotated[
     str | None,
     typer.Argument(help="The name of a shipped experiment, or a TOML file; none to --resume a folder."),
@@ -34,8 +34,10 @@ Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
 Seeds = Annotated[str | None, typer.Option(help="Such as 0-4 or 0,3,7-9.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key: problem.kappa=20.")]
 Engine = Annotated[str | None, typer.Option(help="auto, vectorised, loop or ray.")]
-Address = Annotated[str | None, typer.Option(help="Of a Ray cluster: auto or host:port; or start one here.")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+AddressOption = Annotated[
+    str | None, typer.Option(help="Of a Ray cluster: auto or host:port; or start one here.")
+]
+DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 Deterministic = Annotated[
     bool | None, typer.Option("--deterministic", help="The same bits every time, also on a GPU.")
 ]
@@ -100,7 +102,7 @@ class Chosen:
     def experiment(self, given: str | None, command: str) -> str:
         """The experiment that is meant: the one that was given, or that of the folder to go on with."""
         experiment = given if given is not None else self._resumed(command)
-        tables, _ = files.read(experiment)
+        tables, _ = files.read_tables(experiment)
         known = tables.get("algorithms")
         swept = tables.get("sweep")
         if command == "sweep" and isinstance(swept, dict) and swept.get("settings"):
@@ -123,7 +125,7 @@ class Chosen:
             raise BadInput(
                 f"{self.folder} holds no run to go on with: name the experiment, to begin one there"
             )
-        kind = "sweep" if "sweep" in files.read(experiment)[0] else "run"
+        kind = "sweep" if "sweep" in files.read_tables(experiment)[0] else "run"
         if kind != command:
             place = shlex.quote(str(self.folder))
             raise BadInput(
@@ -133,12 +135,12 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Simulated:
+class Simulation:
     """What `run` and `sweep` can be told beside."""
 
     engine: Engine = None
-    address: Address = None
-    device: Device = None
+    address: AddressOption = None
+    device: DeviceOption = None
     deterministic: Deterministic = None
     checkpoint_seconds: Seconds = 10.0
 
@@ -157,7 +159,7 @@ class Simulated:
         }
 
 
-def spread(command: Callable[..., None]) -> Callable[..., None]:
+def flattened(command: Callable[..., None]) -> Callable[..., None]:
     """Let a command take groups of options: typer sees the fields of a dataclass as options of their own."""
     flat: dict[str, inspect.Parameter] = {}
     groups: dict[str, type[Any]] = {}

@@ -16,7 +16,7 @@ CHUNK = {"cpu": 1_000, "cuda": 5_000}  # rows evaluated at a time: what a cache 
 FEWEST = 50
 
 
-def named(dataset: str) -> Dataset:
+def dataset_named(dataset: str) -> Dataset:
     """A dataset by its name."""
     if dataset not in DATASETS:
         raise unknown("dataset", dataset, DATASETS)
@@ -33,7 +33,7 @@ def federate(data: Dataset, partition: str, clients: int, alpha: float, seed: in
     )
 
 
-def held_out(data: Dataset) -> Federation:
+def test_rows(data: Dataset) -> Federation:
     """The test rows, as one client would hold them: they too are moved to a device once."""
     rows = {"input": data.test_inputs, "label": data.test_labels}
     return Federation(rows, sizes=torch.tensor([len(data.test_labels)]))

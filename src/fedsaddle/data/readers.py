@@ -27,7 +27,7 @@ MISSING = ("", "na", "n/a", "nan", "null", "?")  # what stands for nothing, in s
 MOST_WORDS = 100  # different words of a column of features: each becomes a feature
 LARGEST = 1e100  # whose square is still a float
 BRIGHTEST = 8.0  # of images in floats that begin at 0: beyond it they are levels of grey, not scaled
-BLOCK = 1_000  # lines of a CSV file that are held as text at a time
+LINES_AT_ONCE = 1_000  # lines of a CSV file that are held as text at a time
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _csv(path: str, data: bytes, label: str, client: str, like: Rows | None) -> 
     columns: dict[str, Numbers | Texts] = {}
     try:
         names = _header(path, next(lines, []), label)
-        while block := list(islice(numbered, BLOCK)):
+        while block := list(islice(numbered, LINES_AT_ONCE)):
             filled = [(number, line) for number, line in block if line]
             for number, line in filled:
                 if len(line) != len(names):

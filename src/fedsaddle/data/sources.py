@@ -75,14 +75,14 @@ def known(name: str) -> Files:
     return CATALOGUE[name]
 
 
-def say(what: str, done: int, total: int) -> None:
+def show_progress(what: str, done: int, total: int) -> None:
     """A line at the beginning of a download, so that nobody wonders what takes so long."""
     if done <= 1 << 18:
         size = f" ({total / 1e6:.0f} MB)" if total else ""
         print(f"getting {what}{size} ...", file=sys.stderr)
 
 
-def fetch(name: str, tell: Progress = say) -> Path:
+def fetch(name: str, tell: Progress = show_progress) -> Path:
     """The folder of a dataset, got once from the first source that serves it, whoever else is asking."""
     files, folder = known(name), cache() / name
     if is_there(name):  # where nobody may write, too

@@ -28,7 +28,7 @@ def is_table(dataset: str) -> bool:
     return Path(dataset).suffix.lower() in READERS
 
 
-def load(
+def load_table(
     path: str,
     test: str = "",
     *,

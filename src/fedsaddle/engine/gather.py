@@ -18,7 +18,7 @@ from fedsaddle.fleet import NEVER, Verdict, invite
 from fedsaddle.history import Gathering, History
 
 LOST = "lost"
-Refused = dict[tuple[int, int, int], str]  # (lane, phase, client): why its answer is refused, or LOST
+Refusals = dict[tuple[int, int, int], str]  # (lane, phase, client): why its answer is refused, or LOST
 AHEAD = 256  # lanes' phases that are drawn for at once
 NOBODY = Gathering([], [], [], {}, [], 0.0, Verdict.ABANDON, [])  # where a history has ended
 
@@ -27,7 +27,7 @@ class Arrivals(Protocol):
     """Where answers come from."""
 
     def known(
-        self, study: Study, round: int, clock: list[float], strikes: Sequence[Counter[int]], refused: Refused
+        self, study: Study, round: int, clock: list[float], strikes: Sequence[Counter[int]], refused: Refusals
     ) -> list[Meeting]:
         """The meetings of as many phases as can be told before anything is computed."""
 
@@ -41,7 +41,7 @@ class Simulated:
     """All meetings are known: drawn from the seeds, or read from a history."""
 
     def known(
-        self, study: Study, round: int, clock: list[float], strikes: Sequence[Counter[int]], refused: Refused
+        self, study: Study, round: int, clock: list[float], strikes: Sequence[Counter[int]], refused: Refusals
     ) -> list[Meeting]:
         return meet(study, round, clock, strikes, refused)
 
@@ -57,7 +57,7 @@ def gather(
     number: int,
     clock: list[float],
     strikes: Sequence[Counter[int]] = (),
-    refused: Refused | None = None,
+    refused: Refusals | None = None,
 ) -> Meeting:
     """Whom each lane invites, and how its wait for their answers ends."""
     seeds, out = study.lane_seeds, barred(study, strikes)
@@ -107,13 +107,13 @@ def invitations(study: Study, round: int, cohort: int, out: list[set[int]]) -> T
     seeds, clients, count = study.lane_seeds, len(study.problem.federation), study.quorum.invite
     if out or study.weights is not None:
         return invite(seeds, round, cohort, clients, count, study.weights, out)
-    drawn = ahead(
+    drawn = drawn_ahead(
         study, "cohorts", round, lambda rounds, phases: invite(seeds, rounds, phases, clients, count)
     )
     return drawn[cohort]
 
 
-def ahead(study: Study, what: str, round: int, draw: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def drawn_ahead(study: Study, what: str, round: int, draw: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """What is drawn for a round, (phase, lane, ...): with those beside it, which costs no more than one."""
     phases = len(study.algorithm.phases())
     span = max(1, AHEAD // (len(study.seeds) * phases))
@@ -141,7 +141,7 @@ def barred(study: Study, strikes: Sequence[Counter[int]]) -> list[set[int]]:
     return found if any(found) else []
 
 
-def recorded(study: Study, history: History, round: int) -> list[Meeting]:
+def meetings_told(study: Study, history: History, round: int) -> list[Meeting]:
     """All phases of a round as they were. A lane that was no longer there meets nobody."""
     lanes = [history.round(name, seed, round) for name, seed in zip(study.names, study.seeds, strict=True)]
     phases = len(study.algorithm.phases())
@@ -154,11 +154,11 @@ def meet(
     round: int,
     clock: list[float],
     strikes: Sequence[Counter[int]] = (),
-    refused: Refused | None = None,
+    refused: Refusals | None = None,
 ) -> list[Meeting]:
     """All phases' gatherings of a round. The last one that was asked for is kept."""
     if study.history is not None:
-        return recorded(study, study.history, round)
+        return meetings_told(study, study.history, round)
     counted = study.checks is not None and study.checks.strikes is not None
     against = tuple(tuple(sorted(own.items())) for own in strikes) if counted else ()
     when = (round, tuple(clock), against, tuple(refused or ()))

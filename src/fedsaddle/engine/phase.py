@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from fedsaddle import draws
 from fedsaddle.checks import bounds, judge
 from fedsaddle.core import Algorithm, Message, Pair, Turn
-from fedsaddle.engine.gather import ahead
+from fedsaddle.engine.gather import drawn_ahead
 from fedsaddle.engine.study import Calls, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Task, Visits, projected, untouched
 from fedsaddle.errors import BadInput
@@ -53,7 +53,7 @@ def calls_of(
         answers,
         torch.tensor(completed),
         torch.tensor(steps),
-        ahead(study, "keys", round, keys)[number],
+        drawn_ahead(study, "keys", round, keys)[number],
         corrupted(study, round, number, lane, client),
     )
     if study.device.type == "cpu":
@@ -100,11 +100,11 @@ def conclude(study: Study, number: int, inputs: PhaseInputs, down: Message, answ
     looked_at = faults is not None or checks is not None
     sent = tree_map(lambda values: values[calls.lane], down) if looked_at else {}
     if faults is not None and faults.seen is None:  # what is seen is refused, not used
-        up = choose(calls.corrupt, faults.spoil(up, sent), up)
+        up = lane_where(calls.corrupt, faults.spoil(up, sent), up)
     result = PhaseResult(inputs.server, answer.keep)
     if checks is not None and study.history is None:
         result = result._replace(verdict=judge(up, sent, bounds(checks.norm, study.kinds[number])))
-    server = choose(calls.answers > 0, merge(study, inputs.server, number, calls, up), inputs.server)
+    server = lane_where(calls.answers > 0, merge(study, inputs.server, number, calls, up), inputs.server)
     if number == len(study.algorithm.phases()) - 1:
         finite = torch.isfinite(server.z.x).all(-1) & torch.isfinite(server.z.y).all(-1)
         result = result._replace(finite=finite)
@@ -170,7 +170,7 @@ def looks(state: Any) -> str:
     return str(tree_unflatten(kinds, structure))
 
 
-def choose(lanes: Tensor, new: Any, old: Any) -> Any:
+def lane_where(lanes: Tensor, new: Any, old: Any) -> Any:
     """The new state in these lanes, the old one in the others."""
 
     def pick(new: Tensor, old: Tensor) -> Tensor:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fedsaddle.checks import REASONS
 from fedsaddle.core import Pair
-from fedsaddle.engine.gather import LOST, NOBODY, Arrivals, Refused, Simulated
+from fedsaddle.engine.gather import LOST, NOBODY, Arrivals, Refusals, Simulated
 from fedsaddle.engine.kept import kept_by, remember, undo
-from fedsaddle.engine.phase import calls_of, choose
+from fedsaddle.engine.phase import calls_of, lane_where
 from fedsaddle.engine.study import Calls, Event, Lanes, Lost, Meeting, PhaseInputs, Posted, Study
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Verdict
@@ -38,7 +38,7 @@ def play(
     # Whether an answer is refused for what is in it shows when it is there, and whether it is lost with the
     # worker that computes it when it is not. Then the round is played again, knowing that: nothing that was
     # drawn or computed before that answer changes.
-    refused: Refused = {}
+    refused: Refusals = {}
     while True:
         ledger = Ledger.of(study, lanes, round)
         state = compute(study, lanes, ledger, arrivals or Simulated(), refused)
@@ -75,7 +75,7 @@ class Ledger:
         strikes = [Counter(counts) for counts in lanes.strikes]
         return Ledger(study, round, list(lanes.clock), posted, strikes, list(lanes.alive))
 
-    def enter(self, number: int, meeting: Meeting, refused: Refused) -> None:
+    def enter(self, number: int, meeting: Meeting, refused: Refusals) -> None:
         """Count the messages and the time of one phase. A lane with too few answers abandons the round."""
         study, phase = self.study, self.study.algorithm.phases()[number].name
         for lane in which(self.playing):
@@ -113,10 +113,10 @@ class Computed:
     asked: set[int] = field(default_factory=set)  # lanes that something was computed for
     before: list[tuple[Calls, Pair]] = field(default_factory=list)  # what the asked clients had kept
     judged: list[tuple[list[list[int]], Tensor]] = field(default_factory=list)  # verdicts, phase by phase
-    lost: Refused = field(default_factory=dict)  # answers that were lost: the rest says nothing then
+    lost: Refusals = field(default_factory=dict)  # answers that were lost: the rest says nothing then
 
 
-def compute(study: Study, lanes: Lanes, ledger: Ledger, arrivals: Arrivals, refused: Refused) -> Computed:
+def compute(study: Study, lanes: Lanes, ledger: Ledger, arrivals: Arrivals, refused: Refusals) -> Computed:
     """All phases of a round in which these answers are refused or lost."""
     state, round = Computed(lanes.server, [True] * len(lanes.alive)), ledger.round
     meetings = arrivals.known(study, round, ledger.clock, lanes.strikes, refused)
@@ -161,7 +161,7 @@ def settle(study: Study, lanes: Lanes, ledger: Ledger, state: Computed) -> Lanes
             ledger.events.append(Event(lane, ledger.round, "diverged", "a parameter is no longer finite"))
     if state.asked - set(which(done)):
         completed = torch.tensor(done, device=study.device)
-        server = choose(completed, server, lanes.server)
+        server = lane_where(completed, server, lanes.server)
         # A client keeps what it computed only if its lane completed the round, so that c stays the mean of
         # all c_i.
         for calls, kept in reversed(state.before):
@@ -180,7 +180,7 @@ def settle(study: Study, lanes: Lanes, ledger: Ledger, state: Computed) -> Lanes
     )
 
 
-def losses(study: Study, number: int, asked: list[list[int]], heard: Tensor) -> Refused:
+def losses(study: Study, number: int, asked: list[list[int]], heard: Tensor) -> Refusals:
     """The answers that were not heard."""
     if study.history is not None:
         raise BadInput("a worker died, and a history cannot be played otherwise than it was; play it again")
@@ -188,12 +188,12 @@ def losses(study: Study, number: int, asked: list[list[int]], heard: Tensor) -> 
     return {visit: LOST for visit, there in zip(visits, heard.tolist(), strict=True) if not there}
 
 
-def refusals(judged: list[tuple[list[list[int]], Tensor]]) -> Refused:
+def refusals(judged: list[tuple[list[list[int]], Tensor]]) -> Refusals:
     """The answers that must be refused: of each lane, those of its first phase that has any.
 
     What came after such a phase was computed from its answers, and says nothing.
     """
-    found: Refused = {}
+    found: Refusals = {}
     spoilt: set[int] = set()
     for number, (asked, verdicts) in enumerate(judged):
         visits = [(lane, client) for lane, clients in enumerate(asked) for client in clients]

@@ -140,7 +140,7 @@ class Study:
     checks: Checks | None = None  # of answers; without them, what a client computes is taken as it is
     history: History | None = None  # if given, it decides who is invited and what becomes of the answers
     next_meetings: dict[Any, list[Meeting]] = field(default_factory=dict, init=False)
-    drawn: dict[str, tuple[int, Tensor]] = field(default_factory=dict, init=False)  # see `gather.ahead`
+    drawn: dict[str, tuple[int, Tensor]] = field(default_factory=dict, init=False)  # see `gather.drawn_ahead`
 
     @property
     def federation(self) -> Federation:

@@ -16,14 +16,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedsaddle.core import Message, Pair
 from fedsaddle.engine.executors.loop import Loop
 from fedsaddle.engine.phase import calls_of, send, visits_of
-from fedsaddle.engine.study import Study, begin
+from fedsaddle.engine.study import CPU, Study, begin
 from fedsaddle.errors import MOST, BadInput
 from fedsaddle.flower._flwr import ClientApp, Context, RecordDict
 from fedsaddle.flower._flwr import Message as Envelope
@@ -42,8 +41,6 @@ from fedsaddle.flower.wire import (
 from fedsaddle.problem import Held, Problem
 from fedsaddle.runs import Plan, write_atomically
 
-CPU = torch.device("cpu")
-
 
 @dataclass
 class Site:
@@ -52,7 +49,7 @@ class Site:
     plan: Plan
     client: int
     folder: Path
-    _lanes: dict[tuple[str, int], Lane] = field(default_factory=dict)
+    _lanes: dict[tuple[str, int], LaneOnDevice] = field(default_factory=dict)
 
     @staticmethod
     def holding(plan: Plan, client: int, folder: Path, file: str) -> Site:
@@ -64,14 +61,14 @@ class Site:
         studies = {name: replace(study, problem=own) for name, study in plan.studies.items()}
         return Site(replace(plan, studies=studies), client, folder)
 
-    def lane(self, algorithm: str, seed: int) -> Lane:
+    def lane(self, algorithm: str, seed: int) -> LaneOnDevice:
         """One algorithm and seed. The last few are kept ready."""
         key = (algorithm, seed)
         if key not in self._lanes:
             if len(self._lanes) >= 8:
                 self._lanes.pop(next(iter(self._lanes)))
             own = self.plan.studies[algorithm]
-            self._lanes[key] = Lane(
+            self._lanes[key] = LaneOnDevice(
                 replace(
                     own,
                     seeds=(seed,),
@@ -93,7 +90,7 @@ class Site:
 
 
 @dataclass
-class Lane:
+class LaneOnDevice:
     """One algorithm with one seed, as a device sees it."""
 
     study: Study

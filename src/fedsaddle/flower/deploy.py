@@ -34,7 +34,7 @@ from fedsaddle.flower.grid import PromptGrid
 from fedsaddle.flower.node import Address, App, attend
 from fedsaddle.flower.roll import Roll
 from fedsaddle.flower.server import Deployment, entries, server_app
-from fedsaddle.flower.supervise import Child, Family, asked_to_end
+from fedsaddle.flower.supervise import Child, Processes, asked_to_end
 from fedsaddle.runs import Interrupted, Plan, write_atomically
 
 DONE = (0, BAD_INPUT, ALL_DIVERGED, INTERRUPTED)  # ends after which a ServerApp is not started again
@@ -45,7 +45,7 @@ AGAIN = 2.0  # seconds before a node of `local` is started again
 BEAT = 10.0  # seconds between the ServerApp's signs of life; Flower wants one every 30
 DRAIN = 30.0  # seconds to wait for answers that are still owed when the last round is over
 
-Work = Callable[[Deployment, bool], int]  # the rounds of a plan, from the start or again, to an exit code
+CarryOn = Callable[[Deployment, bool], int]  # the rounds of a plan, from the start or again, to an exit code
 
 
 def say(line: str) -> None:
@@ -53,14 +53,14 @@ def say(line: str) -> None:
 
 
 @dataclass(frozen=True)
-class Server:
+class Serving:
     """What `serve` was asked to do."""
 
     plan: Plan
     folder: Path  # of the run
     keys: Path  # KEYS/server
     address: tuple[str, int]  # where nodes find it
-    work: Work
+    work: CarryOn
     asked: Callable[[], Callable[[], bool]]  # in the ServerApp's process: notes signals from then on
 
     @property
@@ -68,7 +68,7 @@ class Server:
         return self.folder / "deployment"
 
 
-def check(server: Server) -> dict[int, bytes]:
+def check_keys(server: Serving) -> dict[int, bytes]:
     """The keys that may join, checked against the experiment."""
     keys.server_files(server.keys)
     public = keys.node_keys(server.keys)
@@ -98,18 +98,18 @@ def nothing() -> None:
     pass
 
 
-def serve(server: Server, tend: Callable[[], None] = nothing, end: Callable[[], None] = nothing) -> int:
+def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[], None] = nothing) -> int:
     """Run a plan with whoever joins, to an exit code.
 
     `tend` is called a few times a second, and `end` while the SuperLink is still there.
     """
-    public = check(server)
+    public = check_keys(server)
     server.room.mkdir(mode=0o700, parents=True, exist_ok=True)
     largest = Site(server.plan, 0, server.room).prepare()
     resumed = len(entries(server.folder))  # before this, whoever was refused may have been put right
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="fedsaddle-") as private, asked_to_end() as asked:
-        family, socket = Family(), Path(private) / "superlink"
+        family, socket = Processes(), Path(private) / "superlink"
         try:
             while True:
                 socket.unlink(missing_ok=True)
@@ -139,9 +139,9 @@ def serve(server: Server, tend: Callable[[], None] = nothing, end: Callable[[], 
 
 
 def _rounds(
-    server: Server,
+    server: Serving,
     public: dict[int, bytes],
-    family: Family,
+    family: Processes,
     hub: Child,
     socket: Path,
     asked: Callable[[], bool],
@@ -181,14 +181,14 @@ def _told(status: int | None) -> str:
     return f"signal {-status}" if status is not None and status < 0 else f"exit code {status}"
 
 
-def _progress(server: Server) -> float:
+def _progress(server: Serving) -> float:
     try:
         return (server.folder / "checkpoint.json").stat().st_mtime
     except OSError:
         return 0.0
 
 
-def _server(server: Server, nodes: dict[int, int], socket: Path, token: str, resumed: int) -> int:
+def _server(server: Serving, nodes: dict[int, int], socket: Path, token: str, resumed: int) -> int:
     """The ServerApp's process: what Flower's own runner does, with our app."""
     asked = server.asked()
     grid = PromptGrid(socket, token)
@@ -258,7 +258,7 @@ def join(site: Site, address: Address, poll: float, app: App | None = None) -> i
         raise BadInput(f"another node is using {site.folder}; end it, or choose another --folder") from None
     answer, largest = app or client_app(site), site.prepare()
     with asked_to_end() as asked:
-        family = Family()
+        family = Processes()
         try:
             patience, pause = 0.0, 1.0
             while not asked():
@@ -305,11 +305,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def local(server: Server, clients: list[int], poll: float) -> int:
+def local(server: Serving, clients: list[int], poll: float) -> int:
     """A server and its nodes on this machine, with keys of their own."""
     folder = server.room
     public = f"{server.address[0]}:{server.address[1]}"
-    family = Family()
+    family = Processes()
     children: dict[int, Child] = {}
     started: dict[int, float] = {}
     largest = Site(server.plan, clients[0], folder).prepare()

@@ -23,7 +23,7 @@ from fedsaddle.flower import _flwr
 from fedsaddle.flower._flwr import KEY_HEADER, ControlHttpClient, RuntimeHttpClient, open_client
 from fedsaddle.flower.wire import OVERHEAD
 
-FLEET = frozenset(
+FLEET_PATHS = frozenset(
     f"/v1/fleet/{call}"
     for call in (
         "activate-node",
@@ -40,9 +40,9 @@ FLEET = frozenset(
 )  # all that a registered node needs; register-node and unregister-node are the server's affair
 
 Scope = MutableMapping[str, Any]
-Event = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Event]]
-Send = Callable[[Event], Awaitable[None]]
+ASGIEvent = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[ASGIEvent]]
+Send = Callable[[ASGIEvent], Awaitable[None]]
 Serve = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -61,7 +61,7 @@ class Outside:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return  # the inner door looks after that
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in FLEET:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in FLEET_PATHS:
             await _say(send, 403)
             return
         self.open = self.open or self.ready.exists()
@@ -73,7 +73,7 @@ class Outside:
             return
         status = 0
 
-        async def watched(event: Event) -> None:
+        async def watched(event: ASGIEvent) -> None:
             nonlocal status
             status = event["status"] if event["type"] == "http.response.start" else status
             await send(event)

@@ -68,7 +68,7 @@ def attend(app: App, address: Address, largest: int, poll: float, memo: Path) ->
                 pull = _bounded(partial(pull_object, run), 2 * largest + OVERHEAD)
                 message = pull_message(tree, pull, partial(confirm, run), CONTENT_TIMEOUT)
                 began = time.monotonic()
-                reply = answer(app, message, node)
+                reply = answered(app, message, node)
                 push_message(reply, time.monotonic() - began, send, partial(push_object, run))
             except RunNotRunningException:  # the run has ended, or has been started anew
                 continue
@@ -100,7 +100,7 @@ def _bounded(pull: Callable[[str], bytes], most: int) -> Callable[[str], bytes]:
     return bounded
 
 
-def answer(app: App, message: Message, node: int) -> Message:
+def answered(app: App, message: Message, node: int) -> Message:
     """The app's answer, or the reason why there is none."""
     run = message.metadata.run_id
     context = Context(run_id=run, node_id=node, node_config={}, state=RecordDict(), run_config={})

@@ -30,7 +30,7 @@ from fedsaddle.errors import MOST, BadInput
 from fedsaddle.fleet import Quorum, Verdict, invite
 from fedsaddle.flower._flwr import Context, Grid, ServerApp
 from fedsaddle.flower._flwr import Message as Envelope
-from fedsaddle.flower.client import Lane
+from fedsaddle.flower.client import LaneOnDevice
 from fedsaddle.flower.roll import POLL, ROLL_CALL, Owed, Roll
 from fedsaddle.flower.waiting import Wait
 from fedsaddle.flower.wire import (
@@ -48,7 +48,7 @@ from fedsaddle.problem import Counts, Facts, Held
 from fedsaddle.runs import HISTORY, Plan, read_checkpoint, verified, write_atomically
 
 STRIKES = 3  # refused answers after which a client is no longer invited, if the experiment does not say
-PATIENCE = 60.0  # seconds to wait for all nodes in the beginning; later for enough, without a deadline
+NODE_PATIENCE = 60.0  # seconds to wait for all nodes in the beginning; later for enough, without a deadline
 
 
 @dataclass
@@ -194,7 +194,7 @@ class Deployment:
         name = study.names[0]
         if name not in self._like:
             own = replace(study, seeds=study.seeds[:1], hyper={k: v[:1] for k, v in study.hyper.items()})
-            lane = Lane(own)
+            lane = LaneOnDevice(own)
             self._like[name] = [
                 lane.answer(0, 0, 0, number, down, lane.blank(0))[0] for number, down in enumerate(lane.down)
             ]
@@ -222,13 +222,13 @@ class Deployment:
     def _counts(self, problem: Held) -> dict[int, Counts]:
         algorithm = next(iter(self.plan.studies))
         header: Header = {"algorithm": algorithm, "contract": contract(self.plan.resolved, algorithm)}
-        wanted, expires = problem.counts(0).keys(), time.monotonic() + PATIENCE
+        wanted, expires = problem.counts(0).keys(), time.monotonic() + NODE_PATIENCE
         letters = {
             client: Envelope(
                 pack({**header, "client": client}, {}),
                 dst_node_id=self.roll.nodes[client],
                 message_type="query.enrol",
-                ttl=PATIENCE,
+                ttl=NODE_PATIENCE,
             )
             for client in self.roll.idle()
         }
@@ -256,7 +256,7 @@ class Deployment:
         tells.
         """
         began, asked, heard = time.monotonic(), -math.inf, set[int]()
-        while len(heard) < len(self.roll.nodes) and time.monotonic() - began < PATIENCE:
+        while len(heard) < len(self.roll.nodes) and time.monotonic() - began < NODE_PATIENCE:
             if time.monotonic() - asked >= ROLL_CALL:
                 asked = time.monotonic()
                 letters = {
@@ -264,11 +264,11 @@ class Deployment:
                         pack({"client": client}, {}),
                         dst_node_id=self.roll.nodes[client],
                         message_type="query.here",
-                        ttl=PATIENCE,
+                        ttl=NODE_PATIENCE,
                     )
                     for client in self.roll.idle() - heard
                 }
-                self.roll.push(letters, lambda client: Owed(client, "", 0, 0, 0, began + PATIENCE))
+                self.roll.push(letters, lambda client: Owed(client, "", 0, 0, 0, began + NODE_PATIENCE))
             for _, owed, reply in self.roll.arrivals():
                 heard |= {owed.client} if reply is not None and reply.has_content() else set()
             time.sleep(POLL)
@@ -289,7 +289,7 @@ class Deployment:
                 )
             idle = len(self.roll.idle() & set(able))
             waited = time.monotonic() - began
-            patience = PATIENCE if quorum.deadline is None else quorum.deadline
+            patience = NODE_PATIENCE if quorum.deadline is None else quorum.deadline
             if idle >= (min(quorum.wanted, len(able)) if waited < patience else quorum.minimum):
                 return
             if waited - told >= 10:

@@ -41,7 +41,7 @@ class Child:
 
 
 @dataclass
-class Family:
+class Processes:
     """The children of this process. None outlives it."""
 
     children: list[Child] = field(default_factory=list)

@@ -140,7 +140,7 @@ class AUC(Measured):
         return data
 
     def _table(self, test: str) -> Dataset:
-        return tables.load(
+        return tables.load_table(
             self.dataset,
             test,
             label=self.label,

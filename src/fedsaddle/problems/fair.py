@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from fedsaddle import networks
 from fedsaddle.core import Count, Pair
 from fedsaddle.data.datasets import Dataset, scaled
-from fedsaddle.data.federated import chunks, federate, held_out, named
+from fedsaddle.data.federated import chunks, dataset_named, federate, test_rows
 from fedsaddle.data.partition import idle_dials
 from fedsaddle.errors import without_effect
 from fedsaddle.metric import Metric
@@ -52,7 +52,7 @@ class Fair(Measured):
 
     @cached_property
     def data(self) -> Dataset:
-        return named(self.dataset)
+        return dataset_named(self.dataset)
 
     @cached_property
     def classes(self) -> int:
@@ -90,7 +90,7 @@ class Fair(Measured):
 
     @cached_property
     def test(self) -> Federation:
-        return held_out(self.data)
+        return test_rows(self.data)
 
     def by_class(self, x: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The mean loss of each class, and the part that is wrong; 0 for a class without rows."""

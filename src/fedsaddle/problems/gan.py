@@ -47,15 +47,15 @@ OBJECTIVES = {
     "saturating": lambda logits: logsigmoid(-logits),
     "non-saturating": lambda logits: -logsigmoid(logits),
 }
-NETWORKS = {  # generator, discriminator, and the pictures they are for
+PLAYERS = {  # generator, discriminator, and the pictures they are for
     "digits": (networks.digits_generator, networks.digits_discriminator, (1, 8, 8)),
     "mnist": (networks.mnist_generator, networks.mnist_discriminator, (1, 28, 28)),
     "dcgan": (networks.dcgan_generator, networks.dcgan_discriminator, (3, 64, 64)),
 }
 DATA = ("digits", "mnist", "fashion-mnist", "celeba")
 JUDGES = ("small", "resnet18", "inception")
-PARTITIONS = ("label", "iid", "dirichlet")
-TOGETHER = 100  # pictures that are made together, as in the release: they share batch statistics
+GAN_PARTITIONS = ("label", "iid", "dirichlet")
+PICTURES_TOGETHER = 100  # pictures that are made together, as in the release: they share batch statistics
 LOSS_ROWS = 1_000  # of the test rows and of the generated pictures, that the losses are judged by
 SHOWN = 64  # pictures in a grid
 TABLE = 1 << 33  # what the noise of an evaluation is drawn for; the partitions' draws are numbered from 0
@@ -73,7 +73,7 @@ class GAN:
     objective: Literal["saturating", "non-saturating"] = "saturating"
     judge: str = "small"  # small, resnet18 or inception
     splits: Literal["disjoint", "nested"] = "disjoint"  # of the Inception Score
-    samples: Annotated[int, Range(least=TOGETHER, most=10**6)] = 10_000  # pictures that are judged
+    samples: Annotated[int, Range(least=PICTURES_TOGETHER, most=10**6)] = 10_000  # pictures that are judged
     seed: Seed = 0  # of the partition
     path: str = ""  # of CelebA's folder; by default, celeba in the data cache
     inception: str = ""  # a TorchScript file; by default, what `fedsaddle data inception` gets
@@ -81,8 +81,8 @@ class GAN:
     def __post_init__(self) -> None:
         for what, given, known in (
             ("dataset", self.dataset, DATA),
-            ("partition", self.partition, PARTITIONS),
-            ("network", self.network, NETWORKS),
+            ("partition", self.partition, GAN_PARTITIONS),
+            ("network", self.network, PLAYERS),
             ("objective", self.objective, OBJECTIVES),
             ("judge", self.judge, JUDGES),
             ("splits", self.splits, scores.SPLITS),
@@ -93,7 +93,7 @@ class GAN:
         if self.judge != "inception" and (self.dataset, self.judge) not in judges.RECIPES:
             able = [size for name, size in judges.RECIPES if name == self.dataset] + ["inception"]
             raise BadInput(f"judge {self.judge} does not know {self.dataset}; what does: {', '.join(able)}")
-        fits = NETWORKS[self.network][2]
+        fits = PLAYERS[self.network][2]
         shape = tuple(self.data.inputs.shape[1:])
         if fits != shape:
             raise BadInput(f"network {self.network} makes pictures of {fits}, {self.dataset} has {shape}")
@@ -137,11 +137,11 @@ class GAN:
 
     @cached_property
     def G(self) -> Network:
-        return Network(NETWORKS[self.network][0])
+        return Network(PLAYERS[self.network][0])
 
     @cached_property
     def D(self) -> Network:
-        return Network(NETWORKS[self.network][1])
+        return Network(PLAYERS[self.network][1])
 
     def init(self, seed: int) -> Pair:
         """Xavier's weights in linear and transposed layers, but not in dcgan; PyTorch's own elsewhere."""
@@ -175,11 +175,11 @@ class GAN:
         """Pictures in [-1, 1] from the same noise for all generators, a hundred at a time."""
         key = draws.key(draws.PROBLEM, torch.full((), TABLE, device=x.device))
         noise = (2 * draws.uniform(key, count, NOISE) - 1).to(x.dtype)
-        return [self.G(x, some, _equal(some)) for some in noise.split(TOGETHER)]
+        return [self.G(x, some, _equal(some)) for some in noise.split(PICTURES_TOGETHER)]
 
     def pictures(self, z: Pair) -> dict[str, Tensor]:
         """The first generated pictures, as bytes."""
-        fake = self.generate(z.x, TOGETHER)[0][:SHOWN]
+        fake = self.generate(z.x, PICTURES_TOGETHER)[0][:SHOWN]
         return {"samples": ((fake + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)}
 
     @cache  # noqa: B019  a problem lives as long as its program
@@ -211,13 +211,13 @@ class GAN:
             splits = scores.SPLITS[self.splits](len(features), 10)
             score = scores.inception_score(judge.probabilities(features), splits)
             found = {"inception_score": score, "frechet": distance}
-        return found | self.losses(z, torch.cat(fakes[: LOSS_ROWS // TOGETHER]))
+        return found | self.losses(z, torch.cat(fakes[: LOSS_ROWS // PICTURES_TOGETHER]))
 
     def losses(self, z: Pair, fake: Tensor) -> dict[str, float]:
         """What both players play for, on test rows and generated pictures."""
         real = scaled(self.data.test_inputs[:LOSS_ROWS].to(z.x.device), z.x.dtype)
         on_real, on_fake = (
-            torch.cat([self.D(z.y, some, _equal(some)).squeeze(1) for some in rows.split(TOGETHER)])
+            torch.cat([self.D(z.y, some, _equal(some)).squeeze(1) for some in rows.split(PICTURES_TOGETHER)])
             for rows in (real, fake)
         )
         return {

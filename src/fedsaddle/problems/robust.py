@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from fedsaddle import draws, networks
 from fedsaddle.core import Count, Pair
 from fedsaddle.data.datasets import Dataset, scaled
-from fedsaddle.data.federated import chunks, federate, held_out, named
+from fedsaddle.data.federated import chunks, dataset_named, federate, test_rows
 from fedsaddle.data.partition import idle_dials
 from fedsaddle.errors import BadInput, without_effect
 from fedsaddle.metric import Metric
@@ -32,7 +32,7 @@ from fedsaddle.problem import Batch, Federation, Measured
 from fedsaddle.projections import ball, box
 from fedsaddle.ranges import Above0, CountOr0, NotNegative, Seed, check
 
-Rows = dict[str, Tensor]
+Columns = dict[str, Tensor]
 RESTARTS = 1 << 33  # what the draws of starting points are for; partitions number theirs from 0
 
 
@@ -86,7 +86,7 @@ class Robust(Measured):
 
     @cached_property
     def data(self) -> Dataset:
-        return named(self.dataset)
+        return dataset_named(self.dataset)
 
     @cached_property
     def federation(self) -> Federation:
@@ -131,7 +131,7 @@ class Robust(Measured):
         unit: Tensor = along / along.norm(dim=1, keepdim=True)
         return unit.to(device)
 
-    def worst(self, z: Pair, rows: Rows) -> Worst:
+    def worst(self, z: Pair, rows: Columns) -> Worst:
         """The best of all points that gradient ascent passes on its way from several starts.
 
         The release climbs once, from y, or from zero if |y|^2 > 10. A maximum found so is a lower bound; more
@@ -194,7 +194,7 @@ class Robust(Measured):
 
     # --- how a point is judged ----------------------------------------------------------------------------
 
-    def _some(self, rows: Rows) -> Rows:
+    def _some(self, rows: Columns) -> Columns:
         """At most `evaluate_rows` of them, evenly spaced, so that all clients and classes are among them."""
         total = len(rows["label"])
         if total <= self.evaluate_rows:
@@ -205,7 +205,7 @@ class Robust(Measured):
     @cached_property
     def _judged(self) -> tuple[Federation, Federation]:
         """The training and the test rows that are looked at, each as one client's."""
-        halves = (self._some(self.federation.rows), self._some(held_out(self.data).rows))
+        halves = (self._some(self.federation.rows), self._some(test_rows(self.data).rows))
         train, test = (Federation(rows, torch.tensor([len(rows["label"])])) for rows in halves)
         return train, test
 

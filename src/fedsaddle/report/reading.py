@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from fedsaddle.errors import BadInput
 from fedsaddle.metric import Metric
-from fedsaddle.runs import KEYS, read_environment, refuse
+from fedsaddle.runs import KEYS, read_environment, refuse_constant
 
 HUGE = 1e150  # a seed beyond this is about to diverge; its squares and sums would already be infinite
 
 
-class Point(NamedTuple):
+class Evaluation(NamedTuple):
     """One seed at one evaluation."""
 
     round: int
@@ -32,7 +32,7 @@ class Lane:
     """One seed's curve."""
 
     seed: int
-    points: list[Point]
+    points: list[Evaluation]
     late: int  # floats of answers that were not used, too late or refused, up to the last evaluation
     diverged: str  # how it ended, if it did not get to the end
     dropped: str = ""  # when a sweep gave it up, if it did
@@ -183,11 +183,11 @@ def read_run(folder: Path) -> Run:
     return Run(folder, experiment, metrics, series, read_environment(folder))
 
 
-def _points(folder: Path) -> tuple[list[str], dict[tuple[str, int], list[Point]]]:
+def _points(folder: Path) -> tuple[list[str], dict[tuple[str, int], list[Evaluation]]]:
     """The names of the metrics, and every seed's evaluations."""
     header, rows = _table(folder / "rounds.csv")
     names = header[len(KEYS["rounds.csv"]) :]
-    points: dict[tuple[str, int], list[Point]] = {}
+    points: dict[tuple[str, int], list[Evaluation]] = {}
     for place, row in rows:
         curve = points.setdefault((row[0], _count(row[1], place)), [])
         round, up, _ = (_count(cell, place) for cell in row[2:5])
@@ -196,7 +196,7 @@ def _points(folder: Path) -> tuple[list[str], dict[tuple[str, int], list[Point]]
             round <= curve[-1].round or up < curve[-1].floats_up or time < curve[-1].time_simulated
         ):
             raise _damaged(place, "rounds, floats and time only go up")
-        curve.append(Point(round, up, time, dict(zip(names, values, strict=True))))
+        curve.append(Evaluation(round, up, time, dict(zip(names, values, strict=True))))
     if not (names and points):
         raise BadInput(f"{folder} has no evaluation yet; wait for its first, or resume it")
     return names, points
@@ -290,7 +290,7 @@ def _damaged(place: str, why: str) -> BadInput:
 def _experiment(folder: Path) -> dict[str, Any]:
     path = folder / "experiment.json"
     try:
-        experiment = json.loads(path.read_bytes(), parse_constant=refuse)
+        experiment = json.loads(path.read_bytes(), parse_constant=refuse_constant)
     except OSError:
         raise BadInput(f"{folder} is not a run folder: it has no experiment.json") from None
     except (ValueError, RecursionError):
@@ -308,7 +308,7 @@ def _declared(folder: Path, names: Sequence[str]) -> dict[str, Metric]:
     """What the problem has declared of the metrics that there are."""
     path = folder / "metrics.json"
     try:
-        told = json.loads(path.read_bytes(), parse_constant=refuse)
+        told = json.loads(path.read_bytes(), parse_constant=refuse_constant)
         found = {name: Metric(**told[name]) for name in names}
     except FileNotFoundError:
         raise BadInput(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from scipy.special import stdtr
 
 from fedsaddle.metric import Metric
-from fedsaddle.report.reading import Lane, Point, Series
+from fedsaddle.report.reading import Evaluation, Lane, Series
 
 
 class Spread(NamedTuple):
@@ -57,7 +57,7 @@ class Place(NamedTuple):
 
 def curve(series: Series, metric: str) -> list[Place]:
     """The seeds side by side, at each evaluation those that had not diverged."""
-    at: dict[int, list[Point]] = defaultdict(list)
+    at: dict[int, list[Evaluation]] = defaultdict(list)
     for lane in series.lanes:
         for point in lane.points:
             if metric in point.metrics:
@@ -95,7 +95,7 @@ def frame(metric: Metric, curves: Collection[Sequence[Place]]) -> Frame:
     return Frame(low, min(high, 3 * start) if start > 0 and metric.better == "low" else high)
 
 
-def area(points: Sequence[Point], metric: str, budget: float) -> float:
+def area(points: Sequence[Evaluation], metric: str, budget: float) -> float:
     """The mean of a metric over floats sent up, from none to the budget, along straight lines."""
     total = 0.0
     for a, b in pairwise(points):
@@ -199,6 +199,6 @@ def paired_t_test(pairs: Sequence[tuple[float, float]]) -> float | None:
     return float(2 * stdtr(len(pairs) - 1, -abs(t)))
 
 
-def ended(lane: Lane) -> Point | None:
+def ended(lane: Lane) -> Evaluation | None:
     """Where a seed that diverged was last seen."""
     return lane.points[-1] if lane.diverged and lane.points else None

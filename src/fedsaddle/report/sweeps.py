@@ -77,7 +77,7 @@ class Family:
         """The best setting: its name, and the values that were varied."""
         if self.best is None:
             return "none"
-        values = ", ".join(f"{key} {shown(self.best.setting[key])}" for key in self.varied)
+        values = ", ".join(f"{key} {setting_shown(self.best.setting[key])}" for key in self.varied)
         return f"{self.best.label}{f' ({values})' if values else ''}"
 
     @cached_property
@@ -106,7 +106,9 @@ class Family:
         maps = []
         for place in places:
             tried = [one for one in self.tried if tuple(one.setting[key] for key in others) == place]
-            title = ", ".join(f"{key} {shown(value)}" for key, value in zip(others, place, strict=True))
+            title = ", ".join(
+                f"{key} {setting_shown(value)}" for key, value in zip(others, place, strict=True)
+            )
             maps += [found] if (found := self._map(tried, title)) else []
         wide = len(self.varied[others[-1]])
         return [maps[at : at + wide] for at in range(0, len(maps), wide)]
@@ -152,10 +154,10 @@ def _place(bins: Sequence[Sequence[float]], value: float) -> int:
 
 
 def _tick(bin: Sequence[float]) -> str:
-    return shown(bin[0]) if len(bin) == 1 else f"{shown(bin[0])} to {shown(bin[-1])}"
+    return setting_shown(bin[0]) if len(bin) == 1 else f"{setting_shown(bin[0])} to {setting_shown(bin[-1])}"
 
 
-def shown(value: object) -> str:
+def setting_shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

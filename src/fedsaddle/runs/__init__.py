@@ -34,7 +34,7 @@ are are put aside; each algorithm, in its turn, takes up its own and goes on fro
 """
 
 from fedsaddle.runs.checkpoints import read_checkpoint, read_state, read_tensors
-from fedsaddle.runs.diary import read_environment, refuse
+from fedsaddle.runs.diary import read_environment, refuse_constant
 from fedsaddle.runs.execution import execute
 from fedsaddle.runs.files import verified, write_atomically
 from fedsaddle.runs.folder import RunFolder
@@ -53,7 +53,7 @@ __all__ = [
     "read_environment",
     "read_state",
     "read_tensors",
-    "refuse",
+    "refuse_constant",
     "verified",
     "write_atomically",
 ]

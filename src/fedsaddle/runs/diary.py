@@ -33,7 +33,7 @@ class Diary:
         write_atomically(self._path, as_json([*self._before, entry]))
 
 
-def refuse(constant: str) -> None:
+def refuse_constant(constant: str) -> None:
     """For JSON: NaN and Infinity are Python's, and nobody else can read them."""
     raise ValueError(constant)
 
@@ -41,7 +41,7 @@ def refuse(constant: str) -> None:
 def read_environment(folder: Path) -> list[dict[str, Any]]:
     """Each time a run was started, as far as it was written down."""
     try:
-        entries = json.loads((folder / "environment.json").read_bytes(), parse_constant=refuse)
+        entries = json.loads((folder / "environment.json").read_bytes(), parse_constant=refuse_constant)
     except (OSError, ValueError, RecursionError):
         return []
     return [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []

@@ -48,7 +48,7 @@ class Whole(NamedTuple):
         return self.outputs
 
 
-class Walk(NamedTuple):
+class CapturedWalk(NamedTuple):
     """A computation around a walk, in three graphs. One replay of `next` is one more step."""
 
     inputs: Any
@@ -171,7 +171,7 @@ class Graphs:
             raise Unrecordable("its steps leave something beside the walk")
         return self._tape(work._replace(walk=None), places)
 
-    def _walk(self, tape: WalkTape, places: Any) -> Walk:
+    def _walk(self, tape: WalkTape, places: Any) -> CapturedWalk:
         state = [torch.empty_like(value) for value in tape.first(tensors_of(places))[: tape.state]]
         at = torch.ones((), dtype=torch.int64, device=state[0].device)
         homes = {value.untyped_storage()._cdata for value in state}
@@ -197,7 +197,7 @@ class Graphs:
             further, _ = self._capture(go_on)
             last, outputs = self._capture(lambda: tape.last(state, left))
         results = rebuilt(tape.results, iter(outputs))
-        return Walk(places, first, further, last, results, tape, (state, at, left))
+        return CapturedWalk(places, first, further, last, results, tape, (state, at, left))
 
     def _capture(self, work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         graph = torch.cuda.CUDAGraph()

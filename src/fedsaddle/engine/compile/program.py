@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
-SMALL = 1 << 20  # bytes of a value that is kept, or made at once, instead of being computed in every replay
+KEPT_BYTES = 1 << 20  # of a value that is kept, or made at once, instead of being computed in every replay
 
 
 class Slot(int):

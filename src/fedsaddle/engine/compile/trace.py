@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fedsaddle.engine.compile.program import Look, Number, Operation, Program, Slot
 from fedsaddle.engine.memory import out_of_memory
 
-LONGEST = 50_000  # operations; a longer computation is not recorded
+MOST_OPERATIONS = 50_000  # operations; a longer computation is not recorded
 HALVES = {torch.float16, torch.bfloat16}
 
 _aten = torch.ops.aten
@@ -42,10 +42,10 @@ def unrecordable() -> Iterator[None]:
     except Exception as error:
         if out_of_memory(error):
             raise
-        raise Unrecordable(line(error)) from error
+        raise Unrecordable(one_line(error)) from error
 
 
-def line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """What it says, for a person."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
@@ -128,7 +128,7 @@ class Tracer(TorchDispatchMode):
         try:
             yield
         except Exception as error:
-            self._give_up(Unrecordable(f"{func}: {line(error)}"))
+            self._give_up(Unrecordable(f"{func}: {one_line(error)}"))
 
     def _give_up(self, why: Unrecordable) -> None:
         self._trouble = self._trouble or why
@@ -145,8 +145,8 @@ class Tracer(TorchDispatchMode):
         varies = any(self._varies(tensor) for tensor in tensors)
         if varies and _looks(func, tensors):
             self._give_up(Looks(f"{func} depends on values"))
-        if len(self._operations) == LONGEST:
-            self._give_up(Unrecordable(f"it takes more than {LONGEST} operations"))
+        if len(self._operations) == MOST_OPERATIONS:
+            self._give_up(Unrecordable(f"it takes more than {MOST_OPERATIONS} operations"))
         if torch.Tag.inplace_view in func.tags:  # the memory stays as it is, so it is a view like others
             func = getattr(getattr(_aten, func._schema.name[6:-1]), func._overloadname)
         schema = func._schema

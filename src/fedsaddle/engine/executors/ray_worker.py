@@ -44,7 +44,7 @@ class Worker:
     def ask(self, job: Job, by_lane: Any, rest: Any) -> tuple[Any, str | None]:
         """The answers to a part of the visits, and what a person should hear."""
         task = Task(self.problem, self.federation, job.algorithm, job.phase, job.batch)
-        visits = Visits(tensors_of(by_lane, self.device), *tensors_of(rest, self.device))
+        visits = Visits(to_tensors(by_lane, self.device), *to_tensors(rest, self.device))
         key = (job.algorithm, job.batch)
         if key not in self.engines:
             self.engines[key] = Vectorised(self.memory), Graphs()
@@ -81,7 +81,7 @@ def arrays_of(tensors: Any) -> Any:
     return tree_map(lambda value: value.detach().cpu().numpy(), tensors)
 
 
-def tensors_of(arrays: Any, device: torch.device) -> Any:
+def to_tensors(arrays: Any, device: torch.device) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that they cannot be written to: nobody does
         return tree_map(lambda value: torch.from_numpy(value).to(device), arrays)

@@ -22,13 +22,12 @@ from fedsaddle.engine.compile.tapes import Tapes, cores
 from fedsaddle.engine.compile.work import Work
 from fedsaddle.engine.memory import out_of_memory, peak_bytes, until_it_fits
 from fedsaddle.engine.phase import conclude, exchange, padded, visits_in, without_padding
-from fedsaddle.engine.study import Executor, Lost, PhaseInputs, PhaseResult, Study
+from fedsaddle.engine.study import CPU, Executor, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Given, Stage, Task, Visits, answer, batch_rows, walked
 from fedsaddle.errors import BadInput, Notice
 from fedsaddle.problem import Measured, floats
 
 T = TypeVar("T")
-CPU = torch.device("cpu")
 SMALL, PIECE = 8 << 20, 32 << 20  # bytes that visits hold which are asked all at once, or piece by piece
 SHARES = 4  # pieces, at least, of what is not small
 SHORT = (2, 3)  # steps of the walks whose memory is measured
@@ -155,7 +154,7 @@ class Vectorised(Executor):
         return self._in_parts(task, extent, visits, stage)
 
     def _in_parts(self, task: Task, extent: Extent, visits: Visits, stage: Stage | None) -> Any:
-        count, extent = len(visits), ahead(extent, visits.key.device)
+        count, extent = len(visits), with_prefetch(extent, visits.key.device)
         at_once = self.at_once(task, extent, visits)
         parts = [
             self._ask(task, extent, visits.part(at, at + at_once), _part(stage, at, at + at_once))
@@ -166,7 +165,7 @@ class Vectorised(Executor):
     def at_once(self, task: Task, extent: Extent, visits: Visits) -> int:
         """How many of these visits fit into memory together."""
         self._at_once, limit = 1, self.limit(visits.key.device)  # one at a time while its need is measured
-        need = self._need(task, ahead(extent, visits.key.device), lambda: visits)
+        need = self._need(task, with_prefetch(extent, visits.key.device), lambda: visits)
         self._at_once = max(1, min(len(visits), limit // need))
         self._held = self._at_once * need
         return self._at_once
@@ -179,7 +178,7 @@ class Vectorised(Executor):
         matter, unless memory is short, so that it does not move a bit.
         """
         self._at_once = 1  # while the need of one is measured
-        need = self._need(task, ahead(extent, CPU), visits)
+        need = self._need(task, with_prefetch(extent, CPU), visits)
         step, _ = self._needs[task.phase, extent.rows]  # of a short walk: of a few steps
         near = most if most * step <= SMALL else min(PIECE // step, most // SHARES)
         fit = max(1, min(near, self.limit(CPU) // workers // need))
@@ -190,7 +189,7 @@ class Vectorised(Executor):
     def measure_visit(self, task: Task, extent: Extent, visits: Callable[[], Visits]) -> None:
         """Find out what a visit needs, once, before it is recorded: that would be recorded too."""
         self._at_once = 1
-        self._need(task, ahead(extent, task.federation.sizes.device), visits)
+        self._need(task, with_prefetch(extent, task.federation.sizes.device), visits)
 
     def limit(self, device: torch.device) -> int:
         """What may be held at a time, in bytes."""
@@ -270,7 +269,7 @@ class Vectorised(Executor):
         return least + growth * max(0, extent.steps - SHORT[0]) // (SHORT[1] - SHORT[0])
 
 
-def ahead(extent: Extent, device: torch.device) -> Extent:
+def with_prefetch(extent: Extent, device: torch.device) -> Extent:
     """Whether gradients at the start of the walks are computed ahead: of walks that are short, or on a GPU
     of any whose length is known."""
     short = extent.steps <= BLOCK or device.type == "cuda"

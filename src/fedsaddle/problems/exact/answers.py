@@ -34,7 +34,7 @@ class Exact(Protocol):
 JUDGED = dict.fromkeys(("stationarity", "phi", "dual_gap"), Metric("low", rows="train"))
 
 
-def judge(problem: Exact, z: Pair) -> dict[str, float]:
+def judged_exactly(problem: Exact, z: Pair) -> dict[str, float]:
     """stationarity = |grad Phi(x)|^2, Phi(x), and how far y is from the best answer, Phi(x) - f(x, y)."""
     z = z.to("cpu")  # where a problem's own values are
     phi = problem.phi(z.x)

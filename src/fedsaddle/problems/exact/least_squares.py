@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsaddle.core import Count, Pair, Range
 from fedsaddle.errors import BadInput
 from fedsaddle.problem import Batch, Federation
-from fedsaddle.problems.exact.answers import JUDGED, judge
+from fedsaddle.problems.exact.answers import JUDGED, judged_exactly
 from fedsaddle.problems.exact.clients import Samples, check_dials, client_sizes, differences, gaussian, start
 from fedsaddle.ranges import NotNegative, Seed
 
@@ -105,4 +105,4 @@ class RobustLeastSquares:
         return float(torch.linalg.matrix_norm(hessian, ord=2)) / (self.price - 1)
 
     def evaluate(self, z: Pair) -> dict[str, float]:
-        return judge(self, z)
+        return judged_exactly(self, z)

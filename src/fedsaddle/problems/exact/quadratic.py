@@ -21,7 +21,7 @@ from fedsaddle.core import Count, Pair, Range
 from fedsaddle.errors import BadInput
 from fedsaddle.metric import Metric
 from fedsaddle.problem import Batch, Federation
-from fedsaddle.problems.exact.answers import JUDGED, judge
+from fedsaddle.problems.exact.answers import JUDGED, judged_exactly
 from fedsaddle.problems.exact.clients import (
     Samples,
     check_dials,
@@ -144,7 +144,7 @@ class Quadratic:
         return Pair(x, self.best_y(x))
 
     def evaluate(self, z: Pair) -> dict[str, float]:
-        return judge(self, z)
+        return judged_exactly(self, z)
 
 
 def _spectral_norm(a: float, b: float, c: float) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedsaddle import draws
 from fedsaddle.core import Count, Pair, Scalar
 from fedsaddle.problem import Batch, Federation
-from fedsaddle.problems.exact.answers import JUDGED, judge
+from fedsaddle.problems.exact.answers import JUDGED, judged_exactly
 from fedsaddle.problems.exact.clients import (
     Samples,
     check_dials,
@@ -86,7 +86,7 @@ class TwoSines:
         return Pair(torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
 
     def evaluate(self, z: Pair) -> dict[str, float]:
-        return judge(self, z)
+        return judged_exactly(self, z)
 
 
 @dataclass(frozen=True)
@@ -170,4 +170,4 @@ class ToyWGAN:
         return float(torch.linalg.matrix_norm(hessian, ord=2)) / (2 * self.penalty)
 
     def evaluate(self, z: Pair) -> dict[str, float]:
-        return judge(self, z)
+        return judged_exactly(self, z)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedsaddle.engine.compile.program import SMALL, Operation, Program, Slot
+from fedsaddle.engine.compile.program import KEPT_BYTES, Operation, Program, Slot
 
 FILLS = {torch.ops.aten.ones_like.default, torch.ops.aten.zeros_like.default}  # whatever is in their argument
 
@@ -18,7 +18,7 @@ def constant_folding(program: Program) -> Program:
     constants, pool = dict(program.constants), dict[Hashable, Slot]()
 
     def pooled(slot: Slot, value: Tensor) -> Slot:
-        return pool.setdefault(_contents(value), slot) if value.nbytes <= SMALL else slot
+        return pool.setdefault(_contents(value), slot) if value.nbytes <= KEPT_BYTES else slot
 
     def fold(operation: Operation) -> dict[Slot, Slot]:
         blank = operation.target in FILLS
@@ -26,7 +26,7 @@ def constant_folding(program: Program) -> Program:
             return {}
         known = {slot: _stand_in(program, slot) for slot in operation.slots} if blank else constants
         found = operation.run(known)
-        if sum(value.nbytes for value in found.values()) > SMALL and not _moves(program, operation):
+        if sum(value.nbytes for value in found.values()) > KEPT_BYTES and not _moves(program, operation):
             return {}
         constants.update(found)
         return {slot: pooled(slot, value) for slot, value in found.items()}

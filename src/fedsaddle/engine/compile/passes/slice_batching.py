@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.utils._pytree import tree_flatten
 
-from fedsaddle.engine.compile.program import SMALL, Look, Operation, Program, Slot
+from fedsaddle.engine.compile.program import KEPT_BYTES, Look, Operation, Program, Slot
 
 _aten = torch.ops.aten
 SELECT = _aten.select.int
@@ -72,7 +72,7 @@ class _Batching:
         look, count = self.looks[made], self.looks[parts[0].source].shape[parts[0].along]
         sizes = {(part.place, self.looks[part.source].shape[part.along]) for part in parts}
         shapes = {self.looks[slot].shape for slot in operation.slots}
-        small = count * math.prod(look.shape) * look.dtype.itemsize <= SMALL
+        small = count * math.prod(look.shape) * look.dtype.itemsize <= KEPT_BYTES
         alike = len(sizes) == 1 and shapes == {look.shape} and look.solid
         exact = not any(self.looks[slot].dtype.is_complex for slot in (*operation.slots, made))
         if not (small and alike and exact) or self.program.written([made]):

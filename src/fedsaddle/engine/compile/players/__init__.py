@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsaddle.engine.compile.players.fx import FX
 from fedsaddle.engine.compile.program import Operation, Slot
-from fedsaddle.engine.compile.trace import line
+from fedsaddle.engine.compile.trace import one_line
 from fedsaddle.engine.memory import out_of_memory
 
 
@@ -37,4 +37,4 @@ def player(inputs: list[Slot], operations: list[Operation], wanted: list[Slot]) 
     except Exception as error:
         if out_of_memory(error):
             raise
-        return FX(inputs, operations, wanted, why=line(error))
+        return FX(inputs, operations, wanted, why=one_line(error))
