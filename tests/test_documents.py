@@ -64,6 +64,7 @@ LISTED = {
     "python -m benchmarks": LONG,
     "python -m benchmarks.deployment": LONG,
     "python -m benchmarks.dropout": LONG,
+    "python -m benchmarks.house": "tests/test_house.py",
     "python -m benchmarks.journeys": LONG,
     "python -m benchmarks.quadratic": LONG,
     "python -m pytest": GPU,

@@ -419,7 +419,9 @@ def test_a_message_there_and_back(superlink, grid, key):
             connection.pull_object(run, tree.object_id)
 
 
-def test_strangers_are_not_let_in(superlink, key):
+def test_strangers_are_not_let_in(superlink, key, monkeypatch):
+    # Flower also starts a thread that ends the process some seconds later: here, that of other tests.
+    monkeypatch.setattr("flwr.supercore.exit.exit.FORCE_EXIT_TIMEOUT_SECONDS", 1e6)
     with pytest.raises(SystemExit), _flwr.connected("superlink", None, key):
         pass
     with pytest.raises(httpx.HTTPStatusError):

@@ -177,7 +177,9 @@ def _check_parts(
     ):
         if isinstance(value, type):
             needed = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-            blanks = ", ".join(f"{one.name}=..." for one in needed if one.default is dataclasses.MISSING)
+            blanks = ", ".join(
+                f"{one.name}=..." for one in needed if one.init and one.default is dataclasses.MISSING
+            )
             raise BadInput(f"{name} must be made first, {value.__name__}({blanks}); got the class")
         if has not in dir(value) and (value is not None or name in ("problem", "algorithm")):
             raise BadInput(f"{name} must be such as {such}, got {shown(value)}")
