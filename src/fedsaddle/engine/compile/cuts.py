@@ -34,10 +34,11 @@ class Cut(NamedTuple):
     by: Answering
     task: Task
     extent: Extent  # of this round
+    phase: Phase
 
-    @property
-    def phase(self) -> Phase:
-        return self.task.algorithm.phases()[self.task.phase]
+    @staticmethod
+    def of(by: Answering, task: Task, extent: Extent) -> Cut:
+        return Cut(by, task, extent, task.algorithm.phases()[task.phase])
 
     @property
     def by_step(self) -> bool:

@@ -59,7 +59,7 @@ class Worker:
 def replayed(engine: Vectorised, graphs: Graphs, task: Task, job: Job, visits: Visits) -> Answer:
     """The same, recorded and replayed."""
     real, lanes = len(visits), len(visits.by_lane["t"])
-    cut = Cut(engine, task, job.extent)
+    cut = Cut.of(engine, task, job.extent)
     count = rounded_up(real)
     pad = torch.arange(count, device=visits.key.device).clamp(max=real - 1)  # the last again and again
     padded: Any = tree_map(lambda rows: rows[pad], visits.rest)

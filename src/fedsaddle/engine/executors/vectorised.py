@@ -92,7 +92,7 @@ class Vectorised(Executor):
     ) -> PhaseResult | Lost:
         """A phase on a CPU: all visits in one tape, or piece by piece, by all threads."""
         real, most = len(inputs.calls.lane), len(study.seeds) * study.quorum.wanted
-        cut = Cut(self, study.task(number), extent)
+        cut = Cut.of(self, study.task(number), extent)
         piece = self.piece(cut.task, cut.room, lambda: visits_in(study, number, inputs), most, tapes.workers)
         count = -(-real // piece) * piece
         own = inputs if count == real else padded(inputs, count)
@@ -111,7 +111,7 @@ class Vectorised(Executor):
     ) -> PhaseResult:
         """A phase on a GPU. There is room for some more visits than there are, so that few shapes occur."""
         real, most = len(inputs.calls.lane), len(study.seeds) * study.quorum.wanted
-        cut = Cut(self, study.task(number), extent)
+        cut = Cut.of(self, study.task(number), extent)
         self.measure_visit(cut.task, cut.room, lambda: visits_in(study, number, inputs))
         piece = max(8, most // 8)
         count = min(most, -(-real // piece) * piece)
