@@ -87,7 +87,7 @@ def test_captured_equals_eager_equals_loop(name, by_step):
     problem, algorithm = quadratic(), ALGORITHMS[name]
     _, expected = run(problem, algorithm, executor=fs.Loop())
     assert 0 < min(expected.completed) < 6  # some rounds are abandoned
-    for settings in ({"ask": fs.Loop()}, {"captured": False}, {}):
+    for settings in ({"executor": fs.Loop()}, {"captured": False}, {}):
         study, lanes = run(problem, algorithm, device="cuda", **settings)
         assert_same(lanes, expected, 1e-10)
     assert study.executor.recorder(study)._recordings
@@ -297,6 +297,7 @@ def test_memory_that_runs_out_in_a_recording_is_no_end(monkeypatch):
                 raise torch.OutOfMemoryError("CUDA out of memory.")
             return answers
 
+        play.why = tape.why
         return play
 
     monkeypatch.setattr(cuda_graphs, "recorded", cramped)
