@@ -29,14 +29,19 @@ def prepare(threads: int = 1, tf32: bool = False, deterministic: bool = False) -
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many threads of PyTorch, and memory that is kept, for as long as this lasts."""
-    before = torch.get_num_threads()
+    """So many threads of PyTorch, and memory that is kept, for as long as this lasts.
+
+    A GPU's convolutions are as exact as its products: by default PyTorch rounds the former to TF32 only.
+    """
+    before, rounds = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
     torch.set_num_threads(count)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
     _keep_memory()
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        torch.backends.cudnn.allow_tf32 = rounds
 
 
 def fix_workspace() -> None:
