@@ -26,7 +26,19 @@ SOURCE = ROOT / "src" / "fedsaddle"
 # Lower rooms know nothing of higher ones.
 FLOORS = [
     {"errors", "exits", "core", "draws", "metric", "projections", "ranges"},
-    {"problem", "fleet", "checks", "convolutions", "networks", "data", "scores", "judges", "pictures"},
+    {
+        "problem",
+        "fleet",
+        "checks",
+        "convolutions",
+        "pooling",
+        "layers",
+        "networks",
+        "data",
+        "scores",
+        "judges",
+        "pictures",
+    },
     {"faults", "merges", "history"},
     {"algorithms", "problems"},
     {"engine"},

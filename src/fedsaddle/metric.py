@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, NamedTuple
 
 from fedsaddle.errors import BadInput
 
@@ -20,6 +20,12 @@ class Metric(NamedTuple):
         "train", "validation", "test", "none"
     ]  # that it looks at; a sweep does not choose by test rows
     chance: float | None = None  # what guessing gives: a run that ends no better has collapsed
+    # How it is computed, (x, y, batch) -> a number or one a row: of a metric that `fs.task` is given.
+    of: Callable[..., Any] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """What it means, without how it is computed."""
+        return {"better": self.better, "rows": self.rows, "chance": self.chance}
 
     def cost(self, value: float) -> float:
         """The value, its sign turned where high is better: low costs are good."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,45 +14,84 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fedsaddle.convolutions import Conv2d, ConvTranspose2d, MaxPool2d
-from fedsaddle.errors import BadInput
+from fedsaddle.convolutions import Conv2d, ConvTranspose2d
+from fedsaddle.errors import BadInput, shown
+from fedsaddle.pooling import MaxPool2d
+from fedsaddle.problem import COPIED
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Network:
     """A network as a function of one flat vector. It has no hidden state, so it can be mapped over lanes.
 
-    Nor has it modes: layers that do something else in training than in evaluation are refused.
+    Nor has it modes: layers that do something else in training than in evaluation are refused. Parameters
+    that do not require a gradient, and buffers, are no part of the vector: nobody sends them, and all lanes
+    share the ones of the first that was built.
     """
 
     build: Callable[[], nn.Module]
-    module: nn.Module = field(init=False, repr=False)  # the layers; their own values are never used
+    module: nn.Module = field(init=False, repr=False)  # the layers; what the vector holds is not used
     shapes: dict[str, torch.Size] = field(init=False, repr=False)
     size: int = field(init=False)
+    _copies: dict[torch.device, dict[torch.dtype, dict[str, Tensor]]] = field(
+        init=False, repr=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         # Now, not on first use: that may be inside a gradient, where no parameter can be made.
-        with torch.random.fork_rng(devices=[]):  # whose values are never used
-            module = self.build().requires_grad_(False)
+        module = _built(self.build, 0)
         _check_layers(module)
-        shapes = {name: value.shape for name, value in module.named_parameters()}
-        object.__setattr__(self, "module", module)
+        shapes = {name: value.shape for name, value in module.named_parameters() if value.requires_grad}
+        object.__setattr__(self, "module", module.requires_grad_(False))
         object.__setattr__(self, "shapes", shapes)
         object.__setattr__(self, "size", sum(math.prod(shape) for shape in shapes.values()))
 
     def init(self, seed: int) -> Tensor:
         """PyTorch's own initialisation, from a seed, leaving its generator as it was."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return torch.cat([value.detach().flatten() for value in self.build().parameters()])
+        named = dict(_built(self.build, seed).named_parameters())
+        return torch.cat([named[name].detach().flatten() for name in self.shapes])
 
-    def __call__(self, vector: Tensor, *inputs: Tensor) -> Tensor:
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """The parameters that a vector holds, by their names."""
         pieces = torch.split(vector, [math.prod(shape) for shape in self.shapes.values()])
-        named = {
+        return {
             name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
-        outputs: Tensor = torch.func.functional_call(self.module, named, inputs)
-        return outputs
+
+    def fixed(self, vector: Tensor) -> dict[str, Tensor]:
+        """What no vector holds, where it is needed. It is copied there once."""
+        there = self._copies.setdefault(vector.device, {})
+        if vector.dtype not in there:
+            held = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+            there[vector.dtype] = {
+                name: value.to(vector.device, vector.dtype if value.is_floating_point() else None)
+                for name, value in held.items()
+                if name not in self.shapes
+            }
+            COPIED.add(self)
+        return there[vector.dtype]
+
+    def __call__(self, vector: Tensor, *inputs: Any, **named: Any) -> Any:
+        return torch.func.functional_call(
+            self.module, self.named(vector) | self.fixed(vector), inputs, named or None
+        )
+
+    def at(self, vector: Tensor) -> nn.Module:
+        """The module itself with these parameters, on the CPU and in eval mode."""
+        module = _built(self.build, 0)
+        held = {name: value.detach().cpu().clone() for name, value in self.named(vector).items()}
+        module.load_state_dict({**module.state_dict(), **self.fixed(vector.cpu()), **held})
+        return module.eval()
+
+
+def _built(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A module whose random values are those of a seed. PyTorch's generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = build()
+    if not isinstance(module, nn.Module):
+        raise BadInput(f"what makes a network must return a torch.nn.Module, got {shown(module)}")
+    return module
 
 
 def _check_layers(network: nn.Module) -> None:

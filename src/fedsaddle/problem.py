@@ -22,6 +22,7 @@ class Batch(NamedTuple):
     own: dict[str, Tensor]  # what the client holds once, whatever the rows
     weight: Tensor  # (row,); sums to one; zero for padding
     key: Tensor  # for draws beyond the rows, such as a generator's noise: see fedsaddle.draws
+    t: Tensor | None = None  # rounds completed before this one; in an evaluation, none
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over the rows of values (row, ...)."""
@@ -65,8 +66,12 @@ class Federation:
                 {name: table.to(device) for name, table in tables.items()} for tables in (self.rows, self.own)
             )
             self._copies[device] = Federation(rows, self.sizes.to(device), own)
-            _COPIED.add(self)
+            COPIED.add(self)
         return self._copies[device]
+
+    def at(self, places: Tensor) -> dict[str, Tensor]:
+        """Some rows, by their places among all clients' rows."""
+        return {name: table[places] for name, table in self.rows.items()}
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -75,12 +80,15 @@ class Federation:
         return Federation, (self.rows, self.sizes, self.own)  # copies on other devices stay behind
 
 
-_COPIED: weakref.WeakSet[Federation] = weakref.WeakSet()
+COPIED: weakref.WeakSet[Any] = weakref.WeakSet()  # what has `_copies` of its own on devices
 
 
 def release(device: torch.device) -> None:
-    """Forget all copies of rows on a device. Whoever still uses one keeps it; others copy anew."""
-    for held in list(_COPIED):
+    """Forget all copies on a device, of rows and of frozen layers.
+
+    Whoever still uses one keeps it; others copy anew.
+    """
+    for held in list(COPIED):
         held._copies.pop(_one(device), None)
 
 
@@ -89,6 +97,11 @@ def _one(device: torch.device) -> torch.device:
     if device.type != "cuda" or device.index is not None:
         return device
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def name_of(problem: object) -> str:
+    """What a problem is called: by itself, or by its class."""
+    return str(getattr(problem, "name", "") or type(problem).__name__)
 
 
 class Problem(Protocol):

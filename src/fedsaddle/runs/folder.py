@@ -97,7 +97,7 @@ class RunFolder:
         }
         for table in self.tables.values():
             table.open()
-        metrics = {name: metric._asdict() for name, metric in self._declared.items()}
+        metrics = {name: metric.as_json() for name, metric in self._declared.items()}
         write_atomically(self.path / "metrics.json", as_json(metrics))  # an older version's folder has none
         self._tidy()
 

@@ -6,6 +6,8 @@ much memory a visit needs; how a recording is made is in `engine.compile`.
 
 from __future__ import annotations
 
+import os
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable
@@ -25,7 +27,7 @@ from fedsaddle.engine.phase import conclude, exchange, padded, visits_in, withou
 from fedsaddle.engine.study import CPU, Executor, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Given, Stage, Task, Visits, answer, batch_rows, walked
 from fedsaddle.errors import BadInput, Notice
-from fedsaddle.problem import Measured, floats
+from fedsaddle.problem import Measured, floats, name_of
 
 T = TypeVar("T")
 SMALL, PIECE = 8 << 20, 32 << 20  # bytes that visits hold which are asked all at once, or piece by piece
@@ -133,7 +135,7 @@ class Vectorised(Executor):
         problem, graphs = study.problem, self.recorder(study)
         if not isinstance(graphs, Graphs) or not isinstance(problem, Measured):
             return super().measure(study, z)
-        name = f"the evaluation of {type(problem).__name__}"
+        name = f"the evaluation of {name_of(problem)}"
         work = Work(name, together(problem), before=lambda z: problem.measure(Pair(z.x[0], z.y[0])))
         count, size, found = len(z.x), min(TOGETHER, len(study.seeds)), []
         for at in range(0, count, size):
@@ -241,14 +243,15 @@ class Vectorised(Executor):
         except RuntimeError as error:
             if not str(error).startswith("vmap:"):
                 raise
-            who = f"{type(task.problem).__name__} with {type(task.algorithm).__name__}"
+            who = f"{name_of(task.problem)} with {type(task.algorithm).__name__}"
             if "random" in str(error):
                 raise BadInput(
                     f"{who} draws random numbers of its own: draw them by draws.uniform(xi.key, ...)"
                 ) from error
             raise BadInput(
                 f"{who} cannot be computed for many clients at once, for it looks at values (.item(), if, a "
-                "shape that depends on them): write it without, or use --engine loop, executor=Loop()"
+                f"shape that depends on them){_place_of(error)}: write it without, or use --engine loop, "
+                "executor=Loop()"
             ) from error
 
     def _need(self, task: Task, extent: Extent, visits: Callable[[], Visits]) -> int:
@@ -286,13 +289,26 @@ def together(problem: Measured) -> Callable[[Pair], dict[str, Tensor]]:
             if out_of_memory(error):
                 raise
             why = str(error).splitlines()[0]
-            told = f"the evaluation of {type(problem).__name__} goes lane by lane, which is slower: {why}"
+            told = f"the evaluation of {name_of(problem)} goes lane by lane, which is slower: {why}"
             warnings.warn(told, Notice, stacklevel=2)
             lanes = [problem.measure(Pair(x, y)) for x, y in zip(*z, strict=True)]
             found = {name: torch.stack([metrics[name] for metrics in lanes]) for name in lanes[0]}
         return found
 
     return measure
+
+
+def _place_of(error: BaseException) -> str:
+    """Where an error comes from: the innermost line that is neither PyTorch's nor ours, and whose it is."""
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        home = frame.f_globals.get("__name__", "").partition(".")[0]
+        if home not in ("torch", "fedsaddle"):
+            module = frame.f_locals.get("self")
+            own = isinstance(module, torch.nn.Module)
+            who = type(module).__name__ if own else frame.f_code.co_name
+            found = f" in {who} ({os.path.basename(frame.f_code.co_filename)}, line {line})"
+    return found
 
 
 def _part(stage: Stage | None, start: int, stop: int) -> Stage | None:
