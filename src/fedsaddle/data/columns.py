@@ -157,7 +157,8 @@ def alike(tables: Sequence[_Told]) -> tuple[list[dict[str, Tensor | OnDisk]], di
             was, now = ("words", "numbers") if is_text else ("numbers", "words")
             raise BadInput(f"{at}: expected {was} as {whose} has, got {now}")
         if texts:
-            words[name], columns = numbered(*texts)
+            words[name], numbers = numbered(*texts)
+            columns: list[Tensor | OnDisk] = [*numbers]
         else:
             columns = _same_kind(
                 [(at, column) for at, column in every if not isinstance(column, Words)], whose

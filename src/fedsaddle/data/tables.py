@@ -73,7 +73,7 @@ def load_table(
     return Dataset(*drawn, classes, owners, tuple(digests), has_test=False)
 
 
-def read_bytes(path: str, sha256: str) -> tuple[bytes, str]:
+def read_bytes(path: str, sha256: str = "") -> tuple[bytes, str]:
     """A file's bytes and their hash."""
     try:
         if os.path.exists(path) and not os.path.isfile(path):
