@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from fedsaddle.checks import Checks
     from fedsaddle.core import Pair
+    from fedsaddle.data.clients import Clients, clients
     from fedsaddle.engine.executors.loop import Loop
     from fedsaddle.engine.executors.ray import Ray
     from fedsaddle.engine.executors.vectorised import Vectorised
@@ -63,6 +64,7 @@ __all__ = [
     "CODAPlus",
     "CatalystScaffoldS",
     "Checks",
+    "Clients",
     "Dropout",
     "Everybody",
     "ExtraStep",
@@ -90,6 +92,7 @@ __all__ = [
     "TrimmedMean",
     "TwoSines",
     "Vectorised",
+    "clients",
     "make_study",
     "simulate",
 ]
@@ -102,6 +105,7 @@ _HOMES = {
         "LocalSGDAPlus ParallelSGDA",
         "checks": "Checks",
         "core": "Pair",
+        "data.clients": "Clients clients",
         "engine.executors.loop": "Loop",
         "engine.executors.ray": "Ray",
         "engine.executors.vectorised": "Vectorised",

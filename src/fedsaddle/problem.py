@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedsaddle.core import Pair
-from fedsaddle.errors import BadInput
+from fedsaddle.data.mapped import OnDisk
+from fedsaddle.errors import BadInput, Notice
 from fedsaddle.metric import Metric
 
 
@@ -32,20 +34,31 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """All clients' data: one table of rows, cut into one run of rows for each client."""
+    """All clients' data: one table of rows, cut into one run of places for each client.
+
+    A table in memory has its rows in the order of the places. One that stays in its files is not moved: there
+    `order` says which row stands at a place, and rows that stand nowhere are of no client. `take` heeds it.
+    """
 
     rows: dict[str, Tensor]  # (rows of all clients, ...)
     sizes: Tensor  # (client,)
     own: dict[str, Tensor] = field(default_factory=dict)  # (client, ...)
+    order: Tensor | None = None  # (place,): the row of the table that stands there; None if all lie so
+    files: dict[str, OnDisk] = field(default_factory=dict)  # the columns that stay in files
 
     def __post_init__(self) -> None:
         empty = (self.sizes < 1).nonzero().flatten().tolist()
         if empty:
             raise BadInput(f"client {empty[0]} is empty ({len(empty)} of {len(self)} are); each needs a row")
         total = int(self.sizes.sum())
+        if self.order is not None and len(self.order) != total:
+            raise BadInput(f"order has {len(self.order)} places, but the clients' sizes add up to {total}")
+        last = -1 if self.order is None else int(self.order.max())
         for name, table in self.rows.items():
-            if len(table) != total:
+            if self.order is None and len(table) != total:
                 raise BadInput(f"'{name}' has {len(table)} rows, but the clients' sizes add up to {total}")
+            if last >= len(table):
+                raise BadInput(f"'{name}' has {len(table)} rows, but order asks for row {last}")
         for name, table in self.own.items():
             if len(table) != len(self):
                 raise BadInput(f"'{name}' has {len(table)} entries for {len(self)} clients")
@@ -56,28 +69,70 @@ class Federation:
     longest: int = field(init=False)  # the largest client's size
     _copies: dict[torch.device, Federation] = field(init=False, repr=False, default_factory=dict)
 
+    def take(self, places: Tensor) -> dict[str, Tensor]:
+        """The rows that stand at some places: a client's are those from its offset on."""
+        where = places if self.order is None else self.order[places]
+        taken = {name: table[where] for name, table in self.rows.items()}
+        return taken | {name: taken[name].to(file.kind) for name, file in self.files.items()}
+
     def to(self, device: torch.device) -> Federation:
-        """The same on a device. It is copied there once."""
+        """The same on a device. It is copied there once, also what stays in files elsewhere."""
         device = _one(device)
         if device == self.sizes.device:
             return self
         if device not in self._copies:
-            rows, own = (
-                {name: table.to(device) for name, table in tables.items()} for tables in (self.rows, self.own)
-            )
-            self._copies[device] = Federation(rows, self.sizes.to(device), own)
+            if self.files:
+                _check_room(self.files, device)
+            own = {name: table.to(device) for name, table in self.own.items()}
+            rows = {
+                name: _copied(self.files[name], device) if name in self.files else table.to(device)
+                for name, table in self.rows.items()
+            }
+            order = None if self.order is None else self.order.to(device)
+            self._copies[device] = Federation(rows, self.sizes.to(device), own, order)
             COPIED.add(self)
         return self._copies[device]
-
-    def at(self, places: Tensor) -> dict[str, Tensor]:
-        """Some rows, by their places among all clients' rows."""
-        return {name: table[places] for name, table in self.rows.items()}
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Federation, (self.rows, self.sizes, self.own)  # copies on other devices stay behind
+        # Copies on other devices stay behind, and of files only their names go along.
+        rows = {name: None if name in self.files else table for name, table in self.rows.items()}
+        return _again, (rows, self.sizes, self.own, self.order, self.files)
+
+
+def _again(
+    rows: dict[str, Tensor | None],
+    sizes: Tensor,
+    own: dict[str, Tensor],
+    order: Tensor | None,
+    files: dict[str, OnDisk],
+) -> Federation:
+    opened = {name: files[name].open() if table is None else table for name, table in rows.items()}
+    return Federation(opened, sizes, own, order, files)
+
+
+def _check_room(files: dict[str, OnDisk], device: torch.device) -> None:
+    """Whether a device can hold what stays in files here. It is said that it has to."""
+    needed = sum(file.bytes for file in files.values())
+    named = f"{', '.join(files)} ({needed / 2**30:.3g} GiB in files)"
+    if device.type == "cuda" and needed > (free := torch.cuda.mem_get_info(device)[0]):
+        raise BadInput(
+            f"{named} would be copied to {device}, which has {free / 2**30:.3g} GiB free; run it on the cpu, "
+            "or give fewer rows"
+        )
+    warnings.warn(f"{named} is copied to {device} as a whole", Notice, stacklevel=3)
+
+
+def _copied(file: OnDisk, device: torch.device) -> Tensor:
+    """A column on a device, without all of it in this machine's memory at a time."""
+    table = torch.empty(file.shape, dtype=file.kind, device=device)
+    start = 0
+    for block in file.blocks():
+        table[start : start + len(block)] = block
+        start += len(block)
+    return table
 
 
 COPIED: weakref.WeakSet[Any] = weakref.WeakSet()  # what has `_copies` of its own on devices

@@ -12,6 +12,7 @@ import re
 import zipfile
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -58,9 +59,11 @@ class Numbers:
     def __init__(self, at: str) -> None:
         self.at = at
         self.blocks: list[Array] = []
+        self.whole = True  # whether all are written without a point
 
     def take(self, cells: list[str], lines: list[int]) -> None:
         text = "".join(cells)
+        self.whole = self.whole and not {".", "e", "E"} & set(text)
         try:
             # Python also reads 1_000 and the digits of other scripts, which nobody means here.
             plain = text.isascii() and "_" not in text
@@ -87,12 +90,18 @@ class Numbers:
     def all(self) -> Array:
         return numpy.concatenate(self.blocks)
 
+    def numbers(self) -> Array:
+        """The same, as whole numbers if all are written so."""
+        values = self.all()
+        exact = self.whole and bool((abs(values) < 2**53).all())
+        return values.astype(numpy.int64) if exact else values
+
 
 class Texts:
     """A column of words, as it is read."""
 
-    def __init__(self, at: str, feature: bool) -> None:
-        self.at, self.feature = at, feature
+    def __init__(self, at: str, feature: bool, most: int | None) -> None:
+        self.at, self.feature, self.most = at, feature, most
         self.words: dict[str, int] = {}
         self.number = array("q")
 
@@ -114,9 +123,9 @@ class Texts:
             )
         if self.feature and _is_number(word):
             raise BadInput(f"{where}: expected a word as in the lines before, got the number {word[:80]}")
-        if self.feature and len(self.words) == MOST_WORDS:
+        if self.feature and len(self.words) == self.most:
             raise BadInput(
-                f"{where}: more than {MOST_WORDS} different words, each of which would be a feature; group "
+                f"{where}: more than {self.most} different words, each of which would be a feature; group "
                 "them, or leave out the column"
             )
 
@@ -132,7 +141,7 @@ def _is_number(cell: str) -> bool:
     return cell.isascii() and "_" not in cell
 
 
-def _header(path: str, header: list[str], label: str) -> list[str]:
+def _header(path: str, header: list[str]) -> list[str]:
     """The names of the columns."""
     names = [name.strip() for name in header]
     if not any(names):
@@ -146,18 +155,47 @@ def _header(path: str, header: list[str], label: str) -> list[str]:
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
         raise BadInput(f"{path}: {times} columns are called '{name[:80]}'; rename them, or leave them out")
-    if label not in names:
-        raise BadInput(f"{path}: {unknown('column', label, names)}; say which one is the label")
     return names
 
 
 def _csv(path: str, data: bytes, label: str, client: str, like: Rows | None) -> tuple[Rows, None]:
     """A CSV file: a line of names, then rows. A column whose first value is no number is one of words."""
+
+    def check(names: list[str]) -> None:
+        if label not in names:
+            raise BadInput(f"{path}: {unknown('column', label, names)}; say which one is the label")
+
+    columns = _csv_columns(path, data, check, lambda name: name not in (label, client))
+    words = {name: column.all() for name, column in columns.items() if isinstance(column, Texts)}
+    numbers = {name: column.all() for name, column in columns.items() if isinstance(column, Numbers)}
+    return _rows(path, numbers, words, words.pop(label), words.pop(client, None), like), None
+
+
+def csv_columns(path: str, data: bytes, text: str | None) -> dict[str, Array | Words]:
+    """Every column of a CSV file by itself: numbers, or words if the first value is no number.
+
+    `text` is a column that holds names, which may be written in figures.
+    """
+    read = _csv_columns(path, data, lambda names: None, lambda name: name != text, limit=False)
+    return {
+        name: column.all() if isinstance(column, Texts) else column.numbers() for name, column in read.items()
+    }
+
+
+def _csv_columns(
+    path: str,
+    data: bytes,
+    check: Callable[[list[str]], None],
+    feature: Callable[[str], bool],
+    limit: bool = True,
+) -> dict[str, Numbers | Texts]:
+    """The columns of a CSV file. Those that are no features are words, and of features there is a limit."""
     lines = csv.reader(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=""), strict=True)
     numbered = ((lines.line_num, line) for line in lines)
     columns: dict[str, Numbers | Texts] = {}
     try:
-        names = _header(path, next(lines, []), label)
+        names = _header(path, next(lines, []))
+        check(names)
         while block := list(islice(numbered, LINES_AT_ONCE)):
             filled = [(number, line) for number, line in block if line]
             for number, line in filled:
@@ -165,7 +203,7 @@ def _csv(path: str, data: bytes, label: str, client: str, like: Rows | None) -> 
                     raise BadInput(f"{path}, line {number}: {len(line)} values for {len(names)} columns")
                 if not columns:
                     columns = {
-                        name: _column(f"{path}, column '{name[:80]}'", cell, name not in (label, client))
+                        name: _column(f"{path}, column '{name[:80]}'", cell, feature(name), limit)
                         for name, cell in zip(names, line, strict=True)
                     }
             where = [number for number, _ in filled]
@@ -177,14 +215,12 @@ def _csv(path: str, data: bytes, label: str, client: str, like: Rows | None) -> 
         raise BadInput(f"{path}, line {lines.line_num}: {error}") from None
     if not columns:
         raise BadInput(f"{path} has no rows below its first line")
-    words = {name: column.all() for name, column in columns.items() if isinstance(column, Texts)}
-    numbers = {name: column.all() for name, column in columns.items() if isinstance(column, Numbers)}
-    return _rows(path, numbers, words, words.pop(label), words.pop(client, None), like), None
+    return columns
 
 
-def _column(at: str, first: str, feature: bool) -> Numbers | Texts:
+def _column(at: str, first: str, feature: bool, limit: bool) -> Numbers | Texts:
     number = _is_number(first) or first.strip().lower() in MISSING
-    return Numbers(at) if number and feature else Texts(at, feature)
+    return Numbers(at) if number and feature else Texts(at, feature, MOST_WORDS if limit else None)
 
 
 def _rows(
@@ -223,23 +259,27 @@ def _rows(
 # --- npz -------------------------------------------------------------------------------------------------
 
 
-def _npz(path: str, data: bytes, label: str, client: str, like: Rows | None) -> tuple[Rows, Rows | None]:
-    """An .npz file: the arrays features, label, and perhaps client, test_features, test_label."""
-    wanted = ("features", label, client, "test_features", f"test_{label}")
+def npz_arrays(path: str, data: bytes, wanted: tuple[str, ...] | None = None) -> dict[str, Array]:
+    """The arrays of an .npz file: those that are wanted, or all."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            files = [entry for entry in archive.infolist() if entry.filename.removesuffix(".npy") in wanted]
-        check_memory(path, sum(entry.file_size for entry in files) // 4)  # as bytes, and as an array
+            files = {entry.filename.removesuffix(".npy"): entry.file_size for entry in archive.infolist()}
+        names = files.keys() if wanted is None else [name for name in wanted if name in files]
+        check_memory(path, sum(files[name] for name in names) // 4)  # as bytes, and as an array
         with numpy.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            read = {name: arrays[name] for name in wanted if name in arrays.files}
+            read = {name: arrays[name] for name in names if name in arrays.files}
     except BadInput:
         raise
     except Exception as error:  # a damaged or hostile file may fail anywhere in zipfile and numpy
         raise BadInput(
             f"{path} cannot be read ({error}); save it with numpy.savez, without objects"
         ) from None
+    return {name: array for name, array in read.items() if isinstance(array, numpy.ndarray)}
 
-    found = {name: array for name, array in read.items() if isinstance(array, numpy.ndarray)}
+
+def _npz(path: str, data: bytes, label: str, client: str, like: Rows | None) -> tuple[Rows, Rows | None]:
+    """An .npz file: the arrays features, label, and perhaps client, test_features, test_label."""
+    found = npz_arrays(path, data, ("features", label, client, "test_features", f"test_{label}"))
 
     def half(prefix: str, other: Array | None) -> Rows:
         for name in (f"{prefix}features", f"{prefix}{label}"):

@@ -45,24 +45,24 @@ def load_table(
         raise BadInput(f"label and client must be two columns, got '{label}' for both")
     if test and Path(test).suffix.lower() != kind:
         raise BadInput(f"test must be a {kind} file as {path} is, got {test}")
-    data, digest = _read(path, sha256)
+    data, digest = read_bytes(path, sha256)
     train, held = READERS[kind](path, data, label, client, None)
     digests = [digest]
     if test:
         if held is not None:
             raise BadInput(f"{path} holds test rows already; leave out test, or its test_features")
-        data, digest = _read(test, test_sha256)
+        data, digest = read_bytes(test, test_sha256)
         held, _ = READERS[kind](test, data, label, client, train)
         digests.append(digest)
 
     if len(train.labels.words) > MOST_CLASSES:
         raise BadInput(f"{path}: '{label}' has more than {MOST_CLASSES} values; a label names a class")
-    owners = None if train.owners is None else _numbered(train.owners)[1][0]
+    owners = None if train.owners is None else numbered(train.owners)[1][0]
     if held is not None:
-        classes, (labels, test_labels) = _numbered(train.labels, held.labels)
+        classes, (labels, test_labels) = numbered(train.labels, held.labels)
         inputs, test_inputs = _inputs(train.inputs, train.flags, held.inputs, held.flags)
         return Dataset(inputs, labels, test_inputs, test_labels, classes, owners, tuple(digests))
-    classes, (labels,) = _numbered(train.labels)
+    classes, (labels,) = numbered(train.labels)
     out = held_out(labels, test_share, seed, owners)
     there, here = out.numpy(), ~out.numpy()
     inputs, test_inputs = _inputs(
@@ -73,7 +73,7 @@ def load_table(
     return Dataset(*drawn, classes, owners, tuple(digests), has_test=False)
 
 
-def _read(path: str, sha256: str) -> tuple[bytes, str]:
+def read_bytes(path: str, sha256: str = "") -> tuple[bytes, str]:
     """A file's bytes and their hash."""
     try:
         if os.path.exists(path) and not os.path.isfile(path):
@@ -92,7 +92,7 @@ def _read(path: str, sha256: str) -> tuple[bytes, str]:
     return data, digest
 
 
-def _numbered(*columns: Words) -> tuple[tuple[str, ...], list[Tensor]]:
+def numbered(*columns: Words) -> tuple[tuple[str, ...], list[Tensor]]:
     """The words of some columns in order, whole numbers by their value, and each row's place among them."""
     words = {word for column in columns for word in column.words}
     whole = {word: match[1] for word in words if (match := WHOLE.fullmatch(word))}
