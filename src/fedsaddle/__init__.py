@@ -46,6 +46,8 @@ if TYPE_CHECKING:
         ToyWGAN,
         TwoSines,
     )
+    from fedsaddle.problems.players import Ball, Box, Free, Nonnegative, Simplex
+    from fedsaddle.problems.task import task
     from fedsaddle.simulate import Outcome, make_study, simulate
 
 __version__ = "0.1.0"
@@ -60,7 +62,9 @@ __all__ = [
     "GAN",
     "PROBLEMS",
     "BadInput",
+    "Ball",
     "Bilinear",
+    "Box",
     "CODAPlus",
     "CatalystScaffoldS",
     "Checks",
@@ -70,6 +74,7 @@ __all__ = [
     "ExtraStep",
     "Fair",
     "Faults",
+    "Free",
     "Latency",
     "LocalSGDAPlus",
     "Loop",
@@ -77,6 +82,7 @@ __all__ = [
     "Median",
     "Merge",
     "Metric",
+    "Nonnegative",
     "Notice",
     "Outcome",
     "Pair",
@@ -87,6 +93,7 @@ __all__ = [
     "Ray",
     "Robust",
     "RobustLeastSquares",
+    "Simplex",
     "ToyWGAN",
     "Trace",
     "TrimmedMean",
@@ -95,6 +102,7 @@ __all__ = [
     "clients",
     "make_study",
     "simulate",
+    "task",
 ]
 
 # Where each name of `__all__` is at home.
@@ -115,6 +123,8 @@ _HOMES = {
         "merges": "Mean Median Merge TrimmedMean",
         "metric": "Metric",
         "problems": "AUC GAN PROBLEMS Bilinear Fair Quadratic Robust RobustLeastSquares ToyWGAN TwoSines",
+        "problems.players": "Ball Box Free Nonnegative Simplex",
+        "problems.task": "task",
         "simulate": "Outcome make_study simulate",
     }.items()
     for name in names.split()

@@ -1,0 +1,304 @@
+"""A task of your own: two players, a loss, and clients' data. Nothing has to be subclassed.
+
+    fs.task(x=lambda: Net(), y=fs.Simplex(10), loss=loss, data=fs.clients(...))
+
+    loss(x, y, batch) -> one value a row, or their mean
+                         or two of either: x descends the first, y ascends the second
+
+A network is called as its module is; a vector is a tensor. The batch is a dictionary of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsaddle import draws
+from fedsaddle.core import Pair
+from fedsaddle.data.clients import Clients
+from fedsaddle.data.federated import CHUNK
+from fedsaddle.errors import BadInput, shown
+from fedsaddle.metric import SUCH, Metric
+from fedsaddle.problem import Batch, Federation
+from fedsaddle.problems.identity import fingerprint, hashed
+from fedsaddle.problems.players import Player, player
+
+Loss = Callable[[Any, Any, "BatchRows"], Any]
+
+PROBED = 4  # rows on which a loss is tried
+PADS = 2  # rows that only pad them
+LOOKED_AT = 50_000  # training rows of an evaluation, at most: every second of 100,000
+LATE = 2**31 - 1  # the round of an evaluation: what is annealed has ended
+SAME = 1e-5  # relative: how far rounding may bring a loss that is told to disregard some rows
+
+
+class BatchRows(dict[str, Tensor]):
+    """Some rows of one client: a dictionary of columns, and what a loss may want beside them."""
+
+    def __init__(self, xi: Batch, like: Tensor) -> None:
+        super().__init__(xi.rows)
+        self._xi, self._like = xi, like
+
+    @property
+    def own(self) -> dict[str, Tensor]:
+        """What the client holds once, whatever the rows."""
+        return self._xi.own
+
+    @property
+    def weight(self) -> Tensor:
+        """What each row counts; all together one, and nothing for a row that only pads a batch."""
+        return self._xi.weight.to(self._like.dtype)
+
+    @property
+    def round(self) -> Tensor:
+        """How many rounds were completed before this one; in an evaluation, more than there will ever be."""
+        t = self._xi.t
+        return torch.full((), LATE, dtype=self._like.dtype, device=self._like.device) if t is None else t
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over the rows of values (row, ...)."""
+        return self._xi.mean(values)
+
+    def uniform(self, *shape: int, number: int = 0) -> Tensor:
+        """Draws from [0, 1) for every row, (row, ...); others for another number."""
+        return self._drawn(draws.uniform, shape, number)
+
+    def normal(self, *shape: int, number: int = 0) -> Tensor:
+        """Draws from N(0, 1), likewise."""
+        return self._drawn(draws.normal, shape, number)
+
+    def _drawn(self, draw: Callable[..., Tensor], shape: tuple[int, ...], number: int) -> Tensor:
+        rows = len(self._xi.weight)
+        return draw(draws.fold(self._xi.key, number), rows, *shape).to(self._like.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnTask:
+    """What `fs.task` makes: a problem like those that ship."""
+
+    name: str
+    x: Player
+    y: Player
+    rule: Loss
+    data: Clients
+    metrics: Mapping[str, Metric]
+
+    @property
+    def federation(self) -> Federation:
+        return self.data.federation
+
+    def init(self, seed: int) -> Pair:
+        """x as torch.manual_seed(seed) makes it; y by a seed that follows from it."""
+        return self.project(Pair(self.x.init(seed), self.y.init(int(draws.key(draws.INIT, seed, 1)))))
+
+    def project(self, z: Pair) -> Pair:
+        return Pair(self.x.set.project(z.x), self.y.set.project(z.y))
+
+    def _called(self, rule: Callable[..., Any], z: Pair, xi: Batch) -> Any:
+        return rule(self.x.seen(z.x), self.y.seen(z.y), BatchRows(xi, z.x))
+
+    def values(self, z: Pair, xi: Batch) -> tuple[Tensor, Tensor]:
+        """What x descends and what y ascends, on a batch."""
+        found = self._called(self.rule, z, xi)
+        both: tuple[Tensor, ...] = found if isinstance(found, tuple) else (found,)
+        one, other = both[0], both[-1]
+        return xi.mean(one) if one.dim() else one, xi.mean(other) if other.dim() else other
+
+    def field(self, z: Pair, xi: Batch) -> Pair:
+        if not self._game:
+            slope: Pair = torch.func.grad(lambda z: self.values(z, xi)[0])(z)
+            return slope
+        pulled: Any = torch.func.vjp(lambda z: self.values(z, xi), z)
+        values, pull_back = pulled
+        one, none = torch.ones_like(values[0]), torch.zeros_like(values[0])
+        return Pair(pull_back((one, none))[0].x, pull_back((none, one))[0].y)
+
+    @cached_property
+    def _game(self) -> bool:
+        """Whether the players have a loss each."""
+        return isinstance(self._called(self.rule, self.init(0), _first_rows(self.federation)), tuple)
+
+    # --- what it has learnt ---
+
+    def models(self, z: Pair) -> dict[str, nn.Module]:
+        """The trained modules, as their functions make them."""
+        players = ((self.x, z.x), (self.y, z.y))
+        return {one.called: one.network.at(vector) for one, vector in players if one.network is not None}
+
+    def evaluate(self, z: Pair) -> dict[str, float]:
+        with torch.no_grad():
+            return {name: self._measured(name, metric, z) for name, metric in self.metrics.items()}
+
+    def _measured(self, name: str, metric: Metric, z: Pair) -> float:
+        """A metric on its rows: of one value a row the mean, some rows at a time."""
+        rule = metric.of or (lambda *given: self.rule(*given))
+        total = 0.0
+        for xi, share in self._looked_at(metric.rows, z.x.device, name in self._by_rows):
+            found = self._called(rule, z, xi)
+            found = found[0] if isinstance(found, tuple) else found
+            try:
+                value = xi.mean(found) if isinstance(found, Tensor) and found.dim() else found
+                total += share * float(value)
+            except (TypeError, ValueError, RuntimeError):
+                raise BadInput(
+                    f"metric '{name}' must give a number, or one for each row, got {shown(found)}"
+                ) from None
+        return total
+
+    @cached_property
+    def _by_rows(self) -> frozenset[str]:
+        """The metrics that give one value a row, which can be looked at some rows at a time."""
+        z, found = self.init(0), set()
+        for name, metric in self.metrics.items():
+            batch = next(iter(self._looked_at(metric.rows, z.x.device, True, PROBED)))[0]
+            with torch.no_grad():
+                value = self._called(metric.of or self.rule, z, batch)
+            value = value[0] if isinstance(value, tuple) else value
+            if isinstance(value, Tensor) and value.dim() == 1 and len(value) == len(batch.weight):
+                found.add(name)
+        return frozenset(found)
+
+    def _looked_at(
+        self, rows: str, device: torch.device, apart: bool, most: int = LOOKED_AT
+    ) -> Iterator[tuple[Batch, float]]:
+        """The rows that a metric looks at, each part with its share of the whole."""
+        if rows in ("test", "validation"):
+            table = self._held[rows].to(device)
+            weight = torch.full((len_of(table),), 1 / len_of(table), dtype=torch.float64, device=device)
+            yield from _parts(table, weight, torch.arange(len_of(table), device=device), apart)
+            return
+        table = self.federation.to(device)
+        if table.own:  # a client's own values go with its rows alone
+            for client in range(len(table)):
+                start, size = int(table.offsets[client]), int(table.sizes[client])
+                weight = torch.full((size,), 1 / size, dtype=torch.float64, device=device)
+                own = {name: values[client] for name, values in table.own.items()}
+                for xi, share in _parts(table, weight, start + torch.arange(size, device=device), apart):
+                    yield xi._replace(own=own), share / len(table)
+            return
+        step = -(-len_of(table) // most)
+        place = torch.arange(0, len_of(table), step, device=device)
+        # Every client counts the same, as in what is optimised.
+        weight = (1 / table.sizes.to(torch.float64)).repeat_interleave(table.sizes)[place]
+        yield from _parts(table, weight / weight.sum(), place, apart)
+
+    @cached_property
+    def _held(self) -> dict[str, Federation]:
+        """The rows that no client has, as one client would hold them: they too are moved to a device once."""
+        return {
+            name: Federation(rows, torch.tensor([len(next(iter(rows.values())))]))
+            for name, rows in self.data.held.items()
+        }
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What makes it this task: its code and its data."""
+        parts: dict[str, Any] = {"x": self.x.set.of, "y": self.y.set.of, "loss": self.rule}
+        parts |= {f"metric {name}": metric.of for name, metric in self.metrics.items()}
+        tables = {"train": self.federation.rows, **self.data.held}
+        return {
+            "name": self.name,
+            "code": {name: fingerprint(part) for name, part in parts.items()},
+            "sets": [self.x.told, self.y.told],
+            "data": hashed({**tables, "own": self.federation.own, "sizes": {"": self.federation.sizes}}),
+        }
+
+
+def len_of(table: Federation) -> int:
+    return int(table.sizes.sum())
+
+
+def _parts(table: Federation, weight: Tensor, place: Tensor, apart: bool) -> Iterator[tuple[Batch, float]]:
+    """Some rows at a time, or all: batches whose weights add up to one, and what each is of the whole."""
+    key = draws.key(draws.PROBLEM, torch.zeros((), dtype=torch.int64, device=place.device))
+    size = CHUNK[place.device.type] if apart else max(1, len(place))
+    for number, (own, some) in enumerate(zip(place.split(size), weight.split(size), strict=True)):
+        share = some.sum()
+        yield Batch(table.take(own), {}, some / share, draws.fold(key, number)), float(share)
+
+
+def _first_rows(table: Federation, pads: int = 0) -> Batch:
+    """A few rows of the first client, and some that only pad them."""
+    count = min(PROBED, int(table.sizes[0]))
+    place = torch.cat([torch.arange(count), torch.zeros(pads, dtype=torch.int64)])
+    weight = (torch.arange(count + pads) < count).to(torch.float64) / count
+    own = {name: values[0] for name, values in table.own.items()}
+    return Batch(table.take(place), own, weight, draws.key(draws.PROBLEM, 0), torch.zeros(()))
+
+
+def task(
+    *,
+    x: Any,
+    y: Any,
+    loss: Loss,
+    data: Clients,
+    metrics: Mapping[str, Metric] | None = None,
+    name: str = "",
+) -> OwnTask:
+    """A task from two players, a loss and clients' data. It is tried on a few rows before it is given back.
+
+    x and y: a function that makes a module, a shape, or a set such as `Simplex(10)` (see `players`).
+    loss(x, y, batch): one value a row, or their mean; two of either make a game of two losses.
+    metrics: by name, `Metric("high", rows="test", of=rule)`, where rule(x, y, batch) gives a number or one
+    for each row. Without any, the loss on training rows is told.
+    """
+    if not callable(loss):
+        raise BadInput(f"loss must be a function of (x, y, batch), got {shown(loss)}")
+    if not isinstance(data, Clients):
+        raise BadInput(f"data must be made by fs.clients(...), got {shown(data)}")
+    told = dict(metrics) if metrics else {"loss": Metric("low", rows="train")}
+    for key, metric in told.items():
+        if not isinstance(metric, Metric) or not metric.valid:
+            raise BadInput(f"metrics['{key}'] must be such as {SUCH[:-1]}, of=rule), got {shown(metric)}")
+        if metrics and not callable(metric.of):
+            raise BadInput(f"metrics['{key}'] needs of=, a function of (x, y, batch)")
+        if metric.rows in ("test", "validation") and metric.rows not in data.held:
+            raise BadInput(
+                f"metrics['{key}'] looks at {metric.rows} rows, and there are none: give "
+                f"fs.clients(..., {metric.rows}=...)"
+            )
+    called = name or getattr(loss, "__name__", type(loss).__name__)
+    made = OwnTask(called, player("x", x), player("y", y), loss, data, told)
+    _try_out(made)
+    return made
+
+
+def _try_out(own: OwnTask) -> None:
+    """Refuse a loss that cannot be used, saying why."""
+    z, some = own.init(0), _first_rows(own.federation)
+    rows = len(some.weight)
+    try:
+        found = own._called(own.rule, z, some)
+    except Exception as error:
+        why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        shapes = ", ".join(f"{key} {tuple(column.shape)}" for key, column in some.rows.items())
+        raise BadInput(f"{own.name}: the loss failed on {rows} rows ({shapes}): {why}") from error
+    both = found if isinstance(found, tuple) else (found,)
+    fits = all(isinstance(one, Tensor) and one.is_floating_point() for one in both)
+    if not fits or len(both) > 2 or any(one.shape not in ((), (rows,)) for one in both):
+        told = (f"a tensor of {tuple(one.shape)}" if isinstance(one, Tensor) else shown(one) for one in both)
+        raise BadInput(
+            f"{own.name}: the loss must give one value a row, ({rows},) for {rows} rows, or a scalar; or two "
+            f"of either, for a game; got {', '.join(told)}"
+        )
+    _try_padding(own, z, some, both)
+
+
+def _try_padding(own: OwnTask, z: Pair, some: Batch, both: tuple[Tensor, ...]) -> None:
+    """A scalar must be the mean of the rows by their weights, where some clients' batches are padded."""
+    sizes = own.federation.sizes
+    if bool((sizes == sizes[0]).all()) or all(one.dim() for one in both):
+        return
+    again = own._called(own.rule, z, _first_rows(own.federation, PADS))
+    for one, other in zip(both, again if isinstance(again, tuple) else (again,), strict=True):
+        if not one.dim() and not torch.allclose(one, other, rtol=SAME, atol=SAME, equal_nan=True):
+            raise BadInput(
+                f"{own.name}: the loss gives one number, in which rows that only pad a client's batch count "
+                f"too, and clients hold {int(sizes.min())} to {int(sizes.max())} rows: give one value a row "
+                "(reduction='none'), or take means by batch.mean(values)"
+            )
