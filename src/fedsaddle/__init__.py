@@ -24,7 +24,29 @@ if TYPE_CHECKING:
         ParallelSGDA,
     )
     from fedsaddle.checks import Checks
-    from fedsaddle.core import Pair
+    from fedsaddle.core import (
+        Algorithm,
+        Client,
+        ControlVariates,
+        Count,
+        Exponent,
+        Gradients,
+        Message,
+        Pair,
+        Parameters,
+        Phase,
+        Positive,
+        Reply,
+        StepSize,
+        Turn,
+        Weight,
+        only_x,
+        pull,
+        step,
+        travelled,
+        where,
+        zeros_like,
+    )
     from fedsaddle.engine.executors.loop import Loop
     from fedsaddle.engine.executors.ray import Ray
     from fedsaddle.engine.executors.vectorised import Vectorised
@@ -33,6 +55,9 @@ if TYPE_CHECKING:
     from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
     from fedsaddle.merges import Mean, Median, Merge, TrimmedMean
     from fedsaddle.metric import Metric
+    from fedsaddle.networks import Network
+    from fedsaddle.outcome import Outcome
+    from fedsaddle.problem import Batch, Federation, Problem
     from fedsaddle.problems import (
         AUC,
         GAN,
@@ -45,7 +70,7 @@ if TYPE_CHECKING:
         ToyWGAN,
         TwoSines,
     )
-    from fedsaddle.simulate import Outcome, make_study, simulate
+    from fedsaddle.simulate import make_study, simulate
 
 __version__ = "0.1.0"
 
@@ -58,40 +83,64 @@ __all__ = [
     "CODASCA",
     "GAN",
     "PROBLEMS",
+    "Algorithm",
     "BadInput",
+    "Batch",
     "Bilinear",
     "CODAPlus",
     "CatalystScaffoldS",
     "Checks",
+    "Client",
+    "ControlVariates",
+    "Count",
     "Dropout",
     "Everybody",
+    "Exponent",
     "ExtraStep",
     "Fair",
     "Faults",
+    "Federation",
+    "Gradients",
     "Latency",
     "LocalSGDAPlus",
     "Loop",
     "Mean",
     "Median",
     "Merge",
+    "Message",
     "Metric",
+    "Network",
     "Notice",
     "Outcome",
     "Pair",
     "Paper",
     "ParallelSGDA",
+    "Parameters",
+    "Phase",
+    "Positive",
+    "Problem",
     "Quadratic",
     "Quorum",
     "Ray",
+    "Reply",
     "Robust",
     "RobustLeastSquares",
+    "StepSize",
     "ToyWGAN",
     "Trace",
     "TrimmedMean",
+    "Turn",
     "TwoSines",
     "Vectorised",
+    "Weight",
     "make_study",
+    "only_x",
+    "pull",
     "simulate",
+    "step",
+    "travelled",
+    "where",
+    "zeros_like",
 ]
 
 # Where each name of `__all__` is at home.
@@ -101,7 +150,8 @@ _HOMES = {
         "algorithms": "ALGORITHMS CDMAADA CDMANC CDMAONE CODASCA CODAPlus CatalystScaffoldS ExtraStep "
         "LocalSGDAPlus ParallelSGDA",
         "checks": "Checks",
-        "core": "Pair",
+        "core": "Algorithm Client ControlVariates Count Exponent Gradients Message Pair Parameters Phase "
+        "Positive Reply StepSize Turn Weight only_x pull step travelled where zeros_like",
         "engine.executors.loop": "Loop",
         "engine.executors.ray": "Ray",
         "engine.executors.vectorised": "Vectorised",
@@ -110,8 +160,11 @@ _HOMES = {
         "fleet": "Dropout Everybody Latency Paper Quorum Trace",
         "merges": "Mean Median Merge TrimmedMean",
         "metric": "Metric",
+        "networks": "Network",
+        "outcome": "Outcome",
+        "problem": "Batch Federation Problem",
         "problems": "AUC GAN PROBLEMS Bilinear Fair Quadratic Robust RobustLeastSquares ToyWGAN TwoSines",
-        "simulate": "Outcome make_study simulate",
+        "simulate": "make_study simulate",
     }.items()
     for name in names.split()
 }
