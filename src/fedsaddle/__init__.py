@@ -24,7 +24,29 @@ if TYPE_CHECKING:
         ParallelSGDA,
     )
     from fedsaddle.checks import Checks
-    from fedsaddle.core import Pair
+    from fedsaddle.core import (
+        Algorithm,
+        Client,
+        ControlVariates,
+        Count,
+        Exponent,
+        Gradients,
+        Message,
+        Pair,
+        Parameters,
+        Phase,
+        Positive,
+        Reply,
+        StepSize,
+        Turn,
+        Weight,
+        only_x,
+        pull,
+        step,
+        travelled,
+        where,
+        zeros_like,
+    )
     from fedsaddle.data.clients import Clients, clients
     from fedsaddle.engine.executors.loop import Loop
     from fedsaddle.engine.executors.ray import Ray
@@ -34,6 +56,9 @@ if TYPE_CHECKING:
     from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
     from fedsaddle.merges import Mean, Median, Merge, TrimmedMean
     from fedsaddle.metric import Metric
+    from fedsaddle.networks import Network
+    from fedsaddle.outcome import Outcome
+    from fedsaddle.problem import Batch, Federation, Problem
     from fedsaddle.problems import (
         AUC,
         GAN,
@@ -48,7 +73,7 @@ if TYPE_CHECKING:
     )
     from fedsaddle.problems.players import Ball, Box, Free, Nonnegative, Simplex
     from fedsaddle.problems.task import task
-    from fedsaddle.simulate import Outcome, make_study, simulate
+    from fedsaddle.simulate import make_study, simulate
 
 __version__ = "0.1.0"
 
@@ -61,58 +86,84 @@ __all__ = [
     "CODASCA",
     "GAN",
     "PROBLEMS",
+    "Algorithm",
     "BadInput",
     "Ball",
+    "Batch",
     "Bilinear",
     "Box",
     "CODAPlus",
     "CatalystScaffoldS",
     "Checks",
+    "Client",
     "Clients",
+    "ControlVariates",
+    "Count",
     "Dropout",
     "Everybody",
+    "Exponent",
     "ExtraStep",
     "Fair",
     "Faults",
+    "Federation",
     "Free",
+    "Gradients",
     "Latency",
     "LocalSGDAPlus",
     "Loop",
     "Mean",
     "Median",
     "Merge",
+    "Message",
     "Metric",
+    "Network",
     "Nonnegative",
     "Notice",
     "Outcome",
     "Pair",
     "Paper",
     "ParallelSGDA",
+    "Parameters",
+    "Phase",
+    "Positive",
+    "Problem",
     "Quadratic",
     "Quorum",
     "Ray",
+    "Reply",
     "Robust",
     "RobustLeastSquares",
     "Simplex",
+    "StepSize",
     "ToyWGAN",
     "Trace",
     "TrimmedMean",
+    "Turn",
     "TwoSines",
     "Vectorised",
+    "Weight",
     "clients",
     "make_study",
+    "only_x",
+    "pull",
     "simulate",
+    "step",
     "task",
+    "travelled",
+    "where",
+    "zeros_like",
 ]
 
 # Where each name of `__all__` is at home.
 _HOMES = {
     name: f"fedsaddle.{home}"
     for home, names in {
-        "algorithms": "ALGORITHMS CDMAADA CDMANC CDMAONE CODASCA CODAPlus CatalystScaffoldS ExtraStep "
-        "LocalSGDAPlus ParallelSGDA",
+        "algorithms": "ALGORITHMS CDMAADA CDMANC CDMAONE CODAPlus CODASCA CatalystScaffoldS "
+        "ExtraStep LocalSGDAPlus ParallelSGDA",
         "checks": "Checks",
-        "core": "Pair",
+        "core": "Algorithm Client ControlVariates Count Exponent Gradients Message Pair "
+        "Parameters Phase Positive Reply StepSize Turn Weight only_x pull step "
+        "travelled where zeros_like",
         "data.clients": "Clients clients",
         "engine.executors.loop": "Loop",
         "engine.executors.ray": "Ray",
@@ -122,10 +173,13 @@ _HOMES = {
         "fleet": "Dropout Everybody Latency Paper Quorum Trace",
         "merges": "Mean Median Merge TrimmedMean",
         "metric": "Metric",
-        "problems": "AUC GAN PROBLEMS Bilinear Fair Quadratic Robust RobustLeastSquares ToyWGAN TwoSines",
+        "networks": "Network",
+        "outcome": "Outcome",
+        "problem": "Batch Federation Problem",
+        "problems": "AUC Bilinear Fair GAN PROBLEMS Quadratic Robust RobustLeastSquares ToyWGAN TwoSines",
         "problems.players": "Ball Box Free Nonnegative Simplex",
         "problems.task": "task",
-        "simulate": "Outcome make_study simulate",
+        "simulate": "make_study simulate",
     }.items()
     for name in names.split()
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsaddle.core import Pair
 from fedsaddle.data.mapped import OnDisk
@@ -202,6 +202,18 @@ class Pictured(Protocol):
 
     def pictures(self, z: Pair) -> dict[str, Tensor]:
         """Pictures (row, channel, height, width) in bytes, by what they are. A run folder keeps grids."""
+
+
+@runtime_checkable
+class Modelled(Protocol):
+    """A task whose players are networks."""
+
+    def models(self, z: Pair) -> dict[str, nn.Module]:
+        """The trained networks at a point, by role, first the one a user wants.
+
+        Roles are "x", "y" or the task's own words. They are plain modules on the CPU, in eval mode, ready to
+        use.
+        """
 
 
 Counts = dict[str, int]

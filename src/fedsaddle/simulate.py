@@ -11,7 +11,6 @@ import typing
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -21,13 +20,14 @@ from fedsaddle.checks import Checks
 from fedsaddle.core import Algorithm, Pair
 from fedsaddle.engine import machine
 from fedsaddle.engine.compile.cuts import NEARLY_ALL
-from fedsaddle.engine.course import Row, Stop, course
+from fedsaddle.engine.course import Stop, course
 from fedsaddle.engine.executors.vectorised import Vectorised
-from fedsaddle.engine.study import Event, Executor, Study, points
-from fedsaddle.errors import BadInput, Notice, check_count, check_memory, check_seed, shown, unknown
+from fedsaddle.engine.study import Executor, Study, points
+from fedsaddle.errors import BadInput, Notice, check_count, check_memory, check_seed, shown
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Fleet, Latency, Paper, Quorum
 from fedsaddle.merges import MEAN, Merge, TrimmedMean
+from fedsaddle.outcome import Made, Outcome
 from fedsaddle.problem import Problem
 from fedsaddle.ranges import check
 
@@ -70,9 +70,7 @@ def make_study(
 
     `names` are what the settings are called; without them, each is called by its class.
     """
-    settings: list[Any] = [algorithm]
-    if isinstance(algorithm, Sequence) and not isinstance(algorithm, str):
-        settings = list(algorithm)
+    settings = _settings(algorithm)
     seeds = _checked_seeds(seeds)
     if not settings or not seeds:
         raise BadInput("at least one algorithm and one seed are needed")
@@ -114,6 +112,12 @@ def make_study(
         faults,
         checks,
     )
+
+
+def _settings(algorithm: Any) -> list[Any]:
+    """One algorithm, or several settings of it."""
+    several = isinstance(algorithm, Sequence) and not isinstance(algorithm, str)
+    return list(algorithm) if several else [algorithm]
 
 
 def _checked_seeds(seeds: Iterable[int]) -> list[int]:
@@ -238,24 +242,6 @@ def _odds(weights: Sequence[float] | Tensor, clients: int, invited: int) -> Tens
     return odds
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a simulation leaves behind."""
-
-    rows: list[Row]  # evaluations, lane by lane at each
-    events: list[Event]  # abandoned rounds, diverged lanes
-    z: list[Pair]  # each lane's last finite point
-    alive: list[bool]  # lanes that did not diverge
-
-    def last(self, metric: str) -> list[float]:
-        """The metric at each lane's last evaluation."""
-        known = self.rows[0].metrics if self.rows else {}
-        if self.rows and metric not in known:
-            raise unknown("metric", metric, known)
-        found = {row.lane: row.metrics[metric] for row in self.rows}
-        return [found.get(lane, math.nan) for lane in range(len(self.z))]
-
-
 def simulate(
     problem: Problem,
     algorithm: Algorithm | Sequence[Algorithm],
@@ -329,7 +315,17 @@ def simulate(
             Notice,
             stacklevel=2,
         )
-    return Outcome(rows, events, points(stop.lanes.server), stop.lanes.alive)
+    end = stop._replace(lanes=dataclasses.replace(stop.lanes, memory=None), rows=[], events=[])
+    return Outcome(
+        rows,
+        events,
+        points(stop.lanes.server),
+        stop.lanes.alive,
+        problem,
+        study.names,
+        study.seeds,
+        made=Made(study, tuple(_settings(algorithm)), rounds, evaluate_every, threads, end),
+    )
 
 
 class _Progress:

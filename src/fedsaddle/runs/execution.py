@@ -42,6 +42,7 @@ def execute(
         prune = plan.prunes.get(algorithm)
         for stop in course(study, plan.rounds, plan.evaluate_every, start, prune, play or simulated):
             folder.record(study, stop)
+            folder.picture(study, stop)
             watch.stop(algorithm, stop)
             if should_stop():
                 folder.save(algorithm, stop)

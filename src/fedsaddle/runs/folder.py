@@ -16,7 +16,7 @@ import torch
 from filelock import FileLock, Timeout
 from safetensors.torch import save
 
-from fedsaddle.engine.course import Stop, traffic
+from fedsaddle.engine.course import Stop
 from fedsaddle.engine.study import Study, points
 from fedsaddle.errors import BadInput, is_machines
 from fedsaddle.history import line
@@ -316,7 +316,7 @@ class RunFolder:
             counts = (row.floats_up, row.floats_down, row.time_simulated)
             values = [row.metrics[name] for name in self._metrics]
             self.tables["rounds.csv"].write([[algorithm, row.seed, row.round, *counts, *values]])
-            flows = sorted(traffic(study, stop.lanes, row.lane).items())
+            flows = sorted(row.traffic.items())
             self.tables["traffic.csv"].write(
                 [algorithm, row.seed, row.round, flow.direction, *flow.content, floats]
                 for flow, floats in flows
@@ -329,6 +329,9 @@ class RunFolder:
         )
         if HISTORY in self.tables:
             self.tables[HISTORY].append("".join(line(told) for told in stop.history))
+
+    def picture(self, study: Study, stop: Stop) -> None:
+        """Keep pictures of an evaluation, if the problem makes any."""
         if isinstance(study.problem, Pictured):
             firsts = {study.names.index(name) for name in set(study.names)}
             for lane in (row.lane for row in stop.rows if row.lane in firsts):
@@ -345,7 +348,7 @@ class RunFolder:
         grids = [path.read_bytes() for path in paths if path.exists()]
         write_atomically(self.path / what / f"{algorithm}-rounds.png", over_rounds(grids))
 
-    def finish(self, key: str, stop: Stop) -> None:
+    def finish(self, key: str, stop: Stop, keep: bool = True) -> None:
         """Keep the last finite points of a study, and where it is, and go on to the next."""
         study = self.plan.studies[key]
         for folder in ("final", "kept"):
@@ -360,7 +363,7 @@ class RunFolder:
             write_atomically(self.path / "final" / f"{name}.safetensors", data)
             self.done[name] = sha256(data)
         file = f"kept/{list(self.plan.studies).index(key)}-{stop.round}.safetensors"
-        if bytes_of(stop.lanes) <= KEEP:
+        if keep and bytes_of(stop.lanes) <= KEEP:
             self._saved["kept"][key] = self._write_state(key, stop, file)
         if before := self._saved.get("before"):
             before["starts"].pop(key, None)

@@ -44,6 +44,7 @@ class Vectorised(Executor):
 
     def __init__(self, memory: int | None = None, compiled: bool = True) -> None:
         self.memory, self.compiled = memory, compiled
+        self.asked = memory  # what it may hold becomes known, and less, on the way
         self._recorders: weakref.WeakKeyDictionary[Study, Tapes | Graphs | None] = weakref.WeakKeyDictionary()
         # Bytes of one visit with a short walk, and how many more with a longer one, by phase and rows.
         self._needs: dict[tuple[int, int], tuple[int, int]] = {}
