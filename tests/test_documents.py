@@ -233,6 +233,7 @@ BLOCKS = {
     ("docs/data.md", "toml"): is_tested_elsewhere,
     ("docs/deploy.md", "toml"): completes_an_experiment,
     ("docs/experiments.md", "toml"): is_an_experiment,
+    ("docs/own-task.md", "python"): runs,
     ("docs/sweep.md", "toml"): completes_an_experiment,
 }
 ELSEWHERE = {"nginx", "ini", "dockerfile"}  # for programs that are not here
