@@ -37,7 +37,7 @@ class Federation:
     """All clients' data: one table of rows, cut into one run of places for each client.
 
     A table in memory has its rows in the order of the places. One that stays in its files is not moved: there
-    `order` says which row stands at a place, and rows that stand nowhere are of no client. `take` heeds it.
+    `order` says which row stands at a place, and rows that stand nowhere are of no client. `at` heeds it.
     """
 
     rows: dict[str, Tensor]  # (rows of all clients, ...)
@@ -69,7 +69,7 @@ class Federation:
     longest: int = field(init=False)  # the largest client's size
     _copies: dict[torch.device, Federation] = field(init=False, repr=False, default_factory=dict)
 
-    def take(self, places: Tensor) -> dict[str, Tensor]:
+    def at(self, places: Tensor) -> dict[str, Tensor]:
         """The rows that stand at some places: a client's are those from its offset on."""
         where = places if self.order is None else self.order[places]
         taken = {name: table[where] for name, table in self.rows.items()}

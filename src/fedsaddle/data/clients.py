@@ -36,10 +36,10 @@ class Clients:
         return len(self.names)
 
     def __repr__(self) -> str:
-        sizes = self.federation.sizes
-        kinds = {name: str(rows.dtype).removeprefix("torch.") for name, rows in self.federation.rows.items()}
+        rows, files, sizes = self.federation.rows, self.federation.files, self.federation.sizes
+        kinds = {name: files[name].kind if name in files else table.dtype for name, table in rows.items()}
         held = "".join(f", {len(next(iter(rows.values())))} {what}" for what, rows in self.held.items())
-        columns = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
+        columns = ", ".join(f"{name} {kind}" for name, kind in kinds.items()).replace("torch.", "")
         return f"Clients({len(self)} with {int(sizes.min())} to {int(sizes.max())} rows{held}: {columns})"
 
 

@@ -6,6 +6,7 @@ words are numbered. Nothing is guessed or mended: what cannot be used is refused
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,8 +15,10 @@ from typing import Any
 
 import numpy
 import torch
+from numpy.lib.format import open_memmap
 from torch import Tensor
 
+from fedsaddle.data.converted import IN_MEMORY, converted
 from fedsaddle.data.mapped import OnDisk, kind_of, of_array, of_npy
 from fedsaddle.data.readers import Array, Words
 from fedsaddle.data.tables import numbered
@@ -106,15 +109,17 @@ def _of_array(values: Array, at: str, floats: torch.dtype) -> Tensor | Words:
 def _unboxed(values: Array, at: str) -> Array:
     """Python objects as numbers or words."""
     flat = values.ravel().tolist()
+    if values.ndim == 1 and flat and all(isinstance(value, numpy.ndarray | list | tuple) for value in flat):
+        return _array(flat, at)  # a list in each cell
     for place, value in enumerate(flat):
-        if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
-            raise BadInput(f"{at}, row {place}: the value is missing; fill it in, or leave out the row")
+        nothing = value is None or type(value).__name__ in ("NAType", "NaTType")
+        if nothing or (isinstance(value, float) and value != value):
+            row = place // (len(flat) // len(values))
+            raise BadInput(f"{at}, row {row}: the value is missing; fill it in, or leave out the row")
     if values.ndim == 1 and flat and all(isinstance(value, str) for value in flat):
         return numpy.array(flat)
     if flat and all(isinstance(value, bool | int | float | numpy.number | numpy.bool_) for value in flat):
         return numpy.array(flat).reshape(values.shape)
-    if values.ndim == 1 and flat and all(isinstance(value, numpy.ndarray | list | tuple) for value in flat):
-        return _array(flat, at)  # a list in each cell
     kinds = sorted({type(value).__name__ for value in flat})
     raise BadInput(f"{at}: expected numbers or words, got {', '.join(kinds)[:80]}; make it one of them")
 
@@ -203,4 +208,24 @@ def joined(tables: Sequence[Mapping[str, Tensor | OnDisk]]) -> dict[str, Tensor 
     """Tables with the same columns, one below the other."""
     if len(tables) == 1:
         return dict(tables[0])
-    return {name: torch.cat([in_memory(table[name], name) for table in tables]) for name in tables[0]}
+    return {name: _joined(name, [table[name] for table in tables]) for name in tables[0]}
+
+
+def _joined(name: str, columns: Sequence[Tensor | OnDisk]) -> Tensor | OnDisk:
+    files = [column for column in columns if isinstance(column, OnDisk)]
+    if len(files) < len(columns) or sum(file.bytes for file in files) <= IN_MEMORY:
+        check_memory(name, sum(file.bytes for file in files) // 4)
+        return torch.cat([in_memory(column, name) for column in columns])
+
+    def write(folder: Path) -> None:
+        shape = (sum(map(len, files)), *files[0].shape[1:])
+        kind = torch.empty(0, dtype=files[0].kind).numpy().dtype
+        room, start = open_memmap(folder / "joined.npy", "w+", kind, shape), 0
+        for block in (block for file in files for block in file.blocks()):
+            room[start : start + len(block)] = block.numpy()
+            start += len(block)
+
+    told = f"column '{name[:80]}' of {len(files)} clients ({sum(file.bytes for file in files) / 1e9:.2g} GB)"
+    purpose = json.dumps([[file.offset, file.shape, file.stored, str(file.kind)] for file in files])
+    folder = converted(told, [file.path for file in files], purpose, write)
+    return of_npy(folder / "joined.npy", files[0].kind, told)

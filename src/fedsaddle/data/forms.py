@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
+from fedsaddle.data.arrow import read_arrow, read_parquet
 from fedsaddle.data.columns import Column, column_of, rows_in
 from fedsaddle.data.readers import csv_columns, npz_arrays
 from fedsaddle.data.tables import read_bytes
@@ -190,4 +191,7 @@ FILES: dict[str, Callable[[Path, str | None], Some]] = {
     ".csv": _csv,
     ".npz": _npz,
     ".npy": lambda path, text: {path.stem: path},
+    ".arrow": lambda path, text: read_arrow(path),
+    ".feather": lambda path, text: read_arrow(path),
+    ".parquet": lambda path, text: read_parquet(path),
 }

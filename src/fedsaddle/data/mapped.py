@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,17 +48,24 @@ class OnDisk:
             raise BadInput(f"cannot read {self.path}: {why}; has it been moved or cut off?") from None
 
     def open(self) -> Tensor:
-        """The file as a tensor of the stored type."""
+        """The file as a tensor of the stored type, of which rows are taken here and there."""
+        array = self.array()
+        mapping: mmap.mmap = array._mmap  # type: ignore[attr-defined]
+        mapping.madvise(mmap.MADV_RANDOM)  # so that a row does not bring its neighbours
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it cannot be written to: nobody does
-            return torch.from_numpy(self.array())
+            return torch.from_numpy(array)
 
     def blocks(self) -> Iterator[Tensor]:
         """Some rows at a time, in memory and of their kind."""
-        table = self.open()
-        rows = max(1, AT_ONCE * len(self) // max(1, self.bytes))
-        for start in range(0, len(self), rows):
-            yield table[start : start + rows].to(self.kind, copy=True)
+        row = math.prod(self.shape[1:])
+        rows = max(1, AT_ONCE // max(1, row * self.kind.itemsize))
+        with open(self.path, "rb") as file:  # not mapped: what has been read need not stay
+            file.seek(self.offset)
+            for start in range(0, len(self), rows):
+                some = min(rows, len(self) - start)
+                block = numpy.fromfile(file, self.stored, some * row).reshape(some, *self.shape[1:])
+                yield torch.from_numpy(block).to(self.kind)
 
 
 def kind_of(stored: numpy.dtype[Any], floats: torch.dtype, at: str) -> torch.dtype:

@@ -229,7 +229,7 @@ class Oracle:
     _walked: bool = False
 
     def _gather(self, rows: Tensor, weight: Tensor, key: Tensor) -> Batch:
-        return Batch(self.task.federation.take(self.offset + rows), self.own, weight, key, self.t)
+        return Batch(self.task.federation.at(self.offset + rows), self.own, weight, key, self.t)
 
     def grad(self, z: Pair, xi: Batch) -> Pair:
         slope = field_of(self.task.problem)

@@ -219,7 +219,7 @@ def _parts(table: Federation, weight: Tensor, place: Tensor, apart: bool) -> Ite
     size = CHUNK[place.device.type] if apart else max(1, len(place))
     for number, (own, some) in enumerate(zip(place.split(size), weight.split(size), strict=True)):
         share = some.sum()
-        yield Batch(table.take(own), {}, some / share, draws.fold(key, number)), float(share)
+        yield Batch(table.at(own), {}, some / share, draws.fold(key, number)), float(share)
 
 
 def _first_rows(table: Federation, pads: int = 0) -> Batch:
@@ -228,7 +228,7 @@ def _first_rows(table: Federation, pads: int = 0) -> Batch:
     place = torch.cat([torch.arange(count), torch.zeros(pads, dtype=torch.int64)])
     weight = (torch.arange(count + pads) < count).to(torch.float64) / count
     own = {name: values[0] for name, values in table.own.items()}
-    return Batch(table.take(place), own, weight, draws.key(draws.PROBLEM, 0), torch.zeros(()))
+    return Batch(table.at(place), own, weight, draws.key(draws.PROBLEM, 0), torch.zeros(()))
 
 
 def task(
