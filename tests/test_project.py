@@ -26,7 +26,18 @@ SOURCE = ROOT / "src" / "fedsaddle"
 # Lower rooms know nothing of higher ones.
 FLOORS = [
     {"errors", "exits", "core", "draws", "metric", "projections", "ranges"},
-    {"problem", "fleet", "checks", "convolutions", "networks", "data", "scores", "judges", "pictures"},
+    {
+        "problem",
+        "fleet",
+        "checks",
+        "convolutions",
+        "networks",
+        "data",
+        "blueprint",
+        "scores",
+        "judges",
+        "pictures",
+    },
     {"faults", "merges", "history"},
     {"algorithms", "problems"},
     {"engine"},

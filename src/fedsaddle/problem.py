@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsaddle.core import Pair
 from fedsaddle.errors import BadInput
@@ -134,6 +134,17 @@ class Pictured(Protocol):
 
     def pictures(self, z: Pair) -> dict[str, Tensor]:
         """Pictures (row, channel, height, width) in bytes, by what they are. A run folder keeps grids."""
+
+
+@runtime_checkable
+class Modelled(Protocol):
+    """A task that trains networks, and can give them back."""
+
+    def models(self, z: Pair) -> dict[str, nn.Module]:
+        """The trained networks at a point, by role ("x", "y" or the task's own words).
+
+        First the one that a person wants: plain modules on the CPU, in eval mode, ready to use.
+        """
 
 
 Counts = dict[str, int]
