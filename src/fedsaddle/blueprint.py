@@ -148,14 +148,15 @@ class Blueprint:
             vector = vectors[role].detach().to("cpu", torch.float32)
             cut = vector.split([value.numel() for value in own.values()])
             values = {name: some.view(own[name].shape).clone() for name, some in zip(own, cut, strict=True)}
-            found[role] = fitted(module, role, module.state_dict() | values)
+            module.load_state_dict(module.state_dict() | values, assign=True)
+            found[role] = module.requires_grad_(True).eval()
         return found
 
     def model(self, role: str, tensors: Mapping[str, Tensor]) -> nn.Module:
         """The model of a role with the values of a file."""
         with torch.device("meta"):  # nothing is made before it is known to fit
             module = self.parts[role].module(self.reader)
-        return fitted(module, role, tensors)
+        return trusted(module, role, tensors)
 
     def example(self, role: str, rows: int) -> Tensor:
         """What a model takes, in shape and type."""
@@ -189,8 +190,8 @@ class Blueprint:
             raise BadInput(f"models/model.json does not say how to build a model ({error})") from None
 
 
-def fitted(module: nn.Module, role: str, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A module with the values of a file, ready to use; values of another module are refused."""
+def trusted(module: nn.Module, role: str, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A module with the values of a file, ready to use; values of another module, or none, are refused."""
     expected = {name: (value.shape, value.dtype) for name, value in module.state_dict().items()}
     given = {name: (value.shape, value.dtype) for name, value in tensors.items()}
     for name in sorted(expected.keys() | given.keys()):
