@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         LocalSGDAPlus,
         ParallelSGDA,
     )
+    from fedsaddle.app.models import load
     from fedsaddle.checks import Checks
     from fedsaddle.core import Pair
     from fedsaddle.engine.executors.loop import Loop
@@ -90,6 +91,7 @@ __all__ = [
     "TrimmedMean",
     "TwoSines",
     "Vectorised",
+    "load",
     "make_study",
     "simulate",
 ]
@@ -100,6 +102,7 @@ _HOMES = {
     for home, names in {
         "algorithms": "ALGORITHMS CDMAADA CDMANC CDMAONE CODASCA CODAPlus CatalystScaffoldS ExtraStep "
         "LocalSGDAPlus ParallelSGDA",
+        "app.models": "load",
         "checks": "Checks",
         "core": "Pair",
         "engine.executors.loop": "Loop",

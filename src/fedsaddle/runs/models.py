@@ -52,9 +52,9 @@ def write_models(folder: Path, study: Study, ends: Sequence[Pair], best: Best, h
             entry["best"] = {**about, "sha256": sha256(data)}
         held.setdefault("lanes", {}).setdefault(name, {})[str(seed)] = entry
     blueprint = problem.blueprint.to_json() if isinstance(problem, Drawn) else None
-    about = {"format": 1, "problem": type(problem).__name__, "roles": roles, "blueprint": blueprint}
-    write_atomically(place / MODEL, as_json(about))
-    held["sha256"] = sha256(as_json(about))
+    whole = {"format": 1, "problem": type(problem).__name__, "roles": roles, "blueprint": blueprint}
+    write_atomically(place / MODEL, as_json(whole))
+    held["sha256"] = sha256(as_json(whole))
 
 
 def _packed(models: Mapping[str, nn.Module], about: Mapping[str, Any]) -> bytes:
