@@ -35,6 +35,7 @@ FLOORS = [
         "layers",
         "networks",
         "data",
+        "blueprint",
         "scores",
         "judges",
         "pictures",
@@ -244,9 +245,13 @@ def test_nobody_is_told_to_install_what_no_index_has():
 
 
 def test_the_installed_advice_is_the_extras():
-    """A person without Flower or Ray is told the versions that the project declares."""
+    """A person without Flower, Ray or ONNX is told the versions that the project declares."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for extra, path in (("flower", "flower/__init__.py"), ("ray", "engine/executors/ray.py")):
+    for extra, path in (
+        ("flower", "flower/__init__.py"),
+        ("ray", "engine/executors/ray.py"),
+        ("onnx", "app/models.py"),
+    ):
         (needed,) = extras[extra]
         assert f"pip install '{needed}'" in (SOURCE / path).read_text()
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         LocalSGDAPlus,
         ParallelSGDA,
     )
+    from fedsaddle.app.models import load
     from fedsaddle.checks import Checks
     from fedsaddle.core import (
         Algorithm,
@@ -143,6 +144,7 @@ __all__ = [
     "Vectorised",
     "Weight",
     "clients",
+    "load",
     "make_study",
     "only_x",
     "pull",
@@ -160,6 +162,7 @@ _HOMES = {
     for home, names in {
         "algorithms": "ALGORITHMS CDMAADA CDMANC CDMAONE CODAPlus CODASCA CatalystScaffoldS "
         "ExtraStep LocalSGDAPlus ParallelSGDA",
+        "app.models": "load",
         "checks": "Checks",
         "core": "Algorithm Client ControlVariates Count Exponent Gradients Message Pair "
         "Parameters Phase Positive Reply StepSize Turn Weight only_x pull step "

@@ -113,6 +113,21 @@ def _check_layers(network: nn.Module) -> None:
             )
 
 
+PLAIN: dict[type[nn.Module], type[nn.Module]] = {
+    Conv2d: nn.Conv2d,
+    ConvTranspose2d: nn.ConvTranspose2d,
+    MaxPool2d: nn.MaxPool2d,
+}
+
+
+def plain(module: nn.Module) -> nn.Module:
+    """The same with PyTorch's own convolutions and pooling, for use outside, where nothing is mapped."""
+    for layer in module.modules():
+        if type(layer) in PLAIN:
+            layer.__class__ = PLAIN[type(layer)]  # ours differ in how they compute, and hold nothing more
+    return module
+
+
 def lenet5(outputs: int = 1) -> nn.Module:
     """LeNet5 for 28 x 28 grey images: 44,426 parameters with ten outputs."""
     return nn.Sequential(
@@ -154,14 +169,16 @@ class BatchNorm(nn.Module):
     """Batch normalisation by the batch's own mean and variance, in which a row counts by its weight.
 
     It keeps no running mean, so a client has nothing to send but parameters; and rows that only pad a batch
-    weigh nothing and change nothing.
+    weigh nothing and change nothing. Without weights all rows count the same.
     """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.scale, self.shift = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
 
-    def forward(self, values: Tensor, weight: Tensor) -> Tensor:
+    def forward(self, values: Tensor, weight: Tensor | None = None) -> Tensor:
+        if weight is None:
+            weight = torch.ones_like(values.flatten(1)[:, 0]) / values.shape[0]
         flat = values.flatten(2) if values.dim() > 2 else values[:, :, None]  # (row, channel, place)
         centred = flat - (weight @ flat.mean(2))[:, None]
         variance = weight @ centred.square().mean(2)
@@ -172,7 +189,7 @@ class BatchNorm(nn.Module):
 class Layers(nn.Sequential):
     """Layers one after another; batch normalisation is told what the rows weigh."""
 
-    def forward(self, inputs: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, inputs: Tensor, weight: Tensor | None = None) -> Tensor:
         for layer in self:
             inputs = layer(inputs, weight) if isinstance(layer, BatchNorm) else layer(inputs)
         return inputs

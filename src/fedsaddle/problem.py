@@ -206,13 +206,12 @@ class Pictured(Protocol):
 
 @runtime_checkable
 class Modelled(Protocol):
-    """A task whose players are networks."""
+    """A task that trains networks, and can give them back."""
 
     def models(self, z: Pair) -> dict[str, nn.Module]:
-        """The trained networks at a point, by role, first the one a user wants.
+        """The trained networks at a point, by role ("x", "y" or the task's own words).
 
-        Roles are "x", "y" or the task's own words. They are plain modules on the CPU, in eval mode, ready to
-        use.
+        First the one that a person wants: plain modules on the CPU, in eval mode, ready to use.
         """
 
 

@@ -1,6 +1,7 @@
 """Where what a person has written comes in: read, checked, and made into studies.
 
     files     experiments and --set, as tables; what there is. Imports nothing that takes time
+    trained   which model of a run is meant. Imports nothing that takes time either
     schema    one model for every table, with types, ranges and defaults
     build     studies and plans of what was checked
     sweeps    the same for a sweep, whose studies hold many settings

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from fedsaddle import __version__
 from fedsaddle.border import files
+from fedsaddle.cli import models
 from fedsaddle.cli.options import (
     Chosen,
     DeviceOption,
@@ -329,6 +330,10 @@ def join(
     own: Wanted = {"clients": clients, "settings": set_ or []}
     device = deploy.Device(client, data, folder, poll)
     raise typer.Exit(deploy.join(experiment, server, key, device, Terminal(out), **own))
+
+
+for _command in (models.predict, models.export, models.sample):
+    app.command()(_command)
 
 
 # --- every command ---------------------------------------------------------------------------------------

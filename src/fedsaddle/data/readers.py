@@ -44,10 +44,13 @@ class Rows:
     """What is in a file."""
 
     inputs: Array  # (row, feature), or images: (row, channel, height, width)
-    labels: Words
+    labels: Words  # of new rows, perhaps none
     owners: Words | None
     flags: Array  # (row, word): one where the row has the word, for features that are words
     columns: dict[str, tuple[str, ...]]  # of a CSV file: each feature's words, none if it holds numbers
+
+
+NONE = Words(numpy.zeros(0, dtype=numpy.int64), ())
 
 
 # --- CSV -------------------------------------------------------------------------------------------------
@@ -158,17 +161,24 @@ def _header(path: str, header: list[str]) -> list[str]:
     return names
 
 
-def _csv(path: str, data: bytes, label: str, client: str, like: Rows | None) -> tuple[Rows, None]:
-    """A CSV file: a line of names, then rows. A column whose first value is no number is one of words."""
+def _csv(
+    path: str, data: bytes, label: str, client: str, like: Rows | None, labelled: bool = True
+) -> tuple[Rows, None]:
+    """A CSV file: a line of names, then rows. A column whose first value is no number is one of words.
+
+    Of new rows, which need not be labelled, the label and the client are not even looked at.
+    """
 
     def check(names: list[str]) -> None:
-        if label not in names:
+        if labelled and label not in names:
             raise BadInput(f"{path}: {unknown('column', label, names)}; say which one is the label")
 
-    columns = _csv_columns(path, data, check, lambda name: name not in (label, client))
+    skip = () if labelled else (label, client)
+    columns = _csv_columns(path, data, check, lambda name: name not in (label, client), skip)
     words = {name: column.all() for name, column in columns.items() if isinstance(column, Texts)}
     numbers = {name: column.all() for name, column in columns.items() if isinstance(column, Numbers)}
-    return _rows(path, numbers, words, words.pop(label), words.pop(client, None), like), None
+    labels, owners = words.pop(label, NONE), words.pop(client, None)
+    return _rows(path, numbers, words, labels, owners, like), None
 
 
 def csv_columns(path: str, data: bytes, text: str | None) -> dict[str, Array | Words]:
@@ -187,6 +197,7 @@ def _csv_columns(
     data: bytes,
     check: Callable[[list[str]], None],
     feature: Callable[[str], bool],
+    skip: tuple[str, ...] = (),
     limit: bool = True,
 ) -> dict[str, Numbers | Texts]:
     """The columns of a CSV file. Those that are no features are words, and of features there is a limit."""
@@ -196,6 +207,7 @@ def _csv_columns(
     try:
         names = _header(path, next(lines, []))
         check(names)
+        known = {name: at for at, name in enumerate(names) if name not in skip}
         while block := list(islice(numbered, LINES_AT_ONCE)):
             filled = [(number, line) for number, line in block if line]
             for number, line in filled:
@@ -203,17 +215,17 @@ def _csv_columns(
                     raise BadInput(f"{path}, line {number}: {len(line)} values for {len(names)} columns")
                 if not columns:
                     columns = {
-                        name: _column(f"{path}, column '{name[:80]}'", cell, feature(name), limit)
-                        for name, cell in zip(names, line, strict=True)
+                        name: _column(f"{path}, column '{name[:80]}'", line[at], feature(name), limit)
+                        for name, at in known.items()
                     }
             where = [number for number, _ in filled]
-            for place, column in enumerate(columns.values()):
-                column.take([line[place] for _, line in filled], where)
+            for name, column in columns.items():
+                column.take([line[known[name]] for _, line in filled], where)
     except UnicodeDecodeError:
         raise BadInput(f"{path} is not a text file in UTF-8; save it as CSV in UTF-8") from None
     except csv.Error as error:
         raise BadInput(f"{path}, line {lines.line_num}: {error}") from None
-    if not columns:
+    if known and not columns:
         raise BadInput(f"{path} has no rows below its first line")
     return columns
 
@@ -244,7 +256,8 @@ def _rows(
         columns = like.columns  # so a word that is found here alone is no feature
     if not columns:
         raise BadInput(f"{path} has no features; every column but the label and the client is one")
-    rows = len(labels.number)
+    held = [*numbers.values(), *(column.number for column in words.values())]
+    rows = len(held[0])
     check_memory(path, rows * sum(max(1, len(known)) for known in columns.values()))
     inputs = numpy.zeros((rows, len(numbers)))
     for place, name in enumerate(name for name, known in columns.items() if not known):
@@ -277,24 +290,30 @@ def npz_arrays(path: str, data: bytes, wanted: tuple[str, ...] | None = None) ->
     return {name: array for name, array in read.items() if isinstance(array, numpy.ndarray)}
 
 
-def _npz(path: str, data: bytes, label: str, client: str, like: Rows | None) -> tuple[Rows, Rows | None]:
-    """An .npz file: the arrays features, label, and perhaps client, test_features, test_label."""
-    found = npz_arrays(path, data, ("features", label, client, "test_features", f"test_{label}"))
+def _npz(
+    path: str, data: bytes, label: str, client: str, like: Rows | None, labelled: bool = True
+) -> tuple[Rows, Rows | None]:
+    """An .npz file: the arrays features, label, and perhaps client, test_features, test_label.
+
+    Rows that are new need not be labelled; of them, features is all that is read.
+    """
+    wanted = ("features", label, client, "test_features", f"test_{label}")
+    found = npz_arrays(path, data, wanted if labelled else wanted[:1])
 
     def half(prefix: str, other: Array | None) -> Rows:
-        for name in (f"{prefix}features", f"{prefix}{label}"):
+        for name in (f"{prefix}features", f"{prefix}{label}")[: 2 if labelled else 1]:
             if name not in found:
-                raise BadInput(
-                    f"{path}: the array '{name[:80]}' is missing; a row needs features and a label"
-                )
+                needs = "features and a label" if labelled else "features"
+                raise BadInput(f"{path}: the array '{name[:80]}' is missing; a row needs {needs}")
         features = _features(f"{path}, {prefix}features", found[f"{prefix}features"])
         if other is not None and (features.shape[1:], features.dtype) != (other.shape[1:], other.dtype):
             raise BadInput(
                 f"{path}, {prefix}features: expected rows of {other.shape[1:]} in {other.dtype} as those to "
                 f"learn from, got {features.shape[1:]} in {features.dtype}"
             )
-        labels = _names(f"{path}, {prefix}{label}", found[f"{prefix}{label}"], len(features))
-        owners = None
+        labels, owners = NONE, None
+        if labelled:
+            labels = _names(f"{path}, {prefix}{label}", found[f"{prefix}{label}"], len(features))
         if not prefix and client in found:
             owners = _names(f"{path}, {client}", found[client], len(features))
         return Rows(features, labels, owners, numpy.zeros((len(features), 0), dtype=bool), {})

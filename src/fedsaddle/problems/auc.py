@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedsaddle import networks
+from fedsaddle.blueprint import BUILDERS, Blueprint, Piece
 from fedsaddle.core import Count, Pair, Range
 from fedsaddle.data import tables
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
 from fedsaddle.data.federated import chunks
 from fedsaddle.data.partition import PARTITIONS, VALIDATION, divide, held_out, idle_dials
+from fedsaddle.data.reading import Reader
 from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.metric import Metric
 from fedsaddle.networks import Network
@@ -32,14 +33,8 @@ from fedsaddle.ranges import Seed, check
 from fedsaddle.scores import auroc, average_precision
 
 NETWORKS = ("lenet5", "cifar-cnn", "logistic", "mlp")
-OF_A_FILE = (
-    "label",
-    "client",
-    "test",
-    "test_share",
-    "sha256",
-    "test_sha256",
-)  # dials without a named dataset's
+# Dials without a named dataset's:
+OF_A_FILE = ("label", "client", "test", "test_share", "sha256", "test_sha256")
 DEVICES = "devices"  # the partition of rows that are not here
 HARDLY = 0.6  # an AUC up to this is hardly better than guessing, 0.5; the authors give up there too
 METRICS = {
@@ -295,15 +290,26 @@ class AUC(Measured):
 
     @cached_property
     def model(self) -> Network:
-        outputs = 1 if self.scoring == "sigmoid" else 10
-        features = math.prod(self.data.inputs.shape[1:])
-        build = {
-            "lenet5": lambda: networks.lenet5(outputs),
-            "cifar-cnn": lambda: networks.cifar_cnn(outputs),
-            "logistic": lambda: networks.logistic(features, outputs),
-            "mlp": lambda: networks.mlp(features, outputs),
-        }[self.network]
-        return Network(build)
+        part = self.blueprint.parts["score"]
+        return Network(lambda: BUILDERS[part.network](**part.arguments))
+
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        """How the network is built, with what comes before and after it."""
+        arguments = {"outputs": 1 if self.scoring == "sigmoid" else 10}
+        if self.network in ("logistic", "mlp"):
+            arguments["features"] = math.prod(self.data.inputs.shape[1:])
+        outputs = {"sigmoid": "score", "release": "release"}[self.scoring]
+        if outputs == "release" and self.network == "lenet5":
+            outputs = "release-lenet5"
+        kind = Path(self.dataset).suffix.lower() if tables.is_table(self.dataset) else ".npz"
+        reader = Reader.of(self.data, kind, self.label, self.client)
+        part = Piece(self.network, arguments, outputs)
+        return Blueprint({"score": part}, reader, positive=self.data.classes[self.target])
+
+    def models(self, z: Pair) -> dict[str, nn.Module]:
+        """What scores rows as they are in a file."""
+        return self.blueprint.filled({"score": z.x[:-2]})
 
     def scores(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The score of each row, between 0 and 1."""

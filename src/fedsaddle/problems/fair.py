@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from fedsaddle import networks
+from fedsaddle.blueprint import Blueprint, Piece
 from fedsaddle.core import Count, Pair
 from fedsaddle.data.datasets import Dataset, scaled
 from fedsaddle.data.federated import chunks, dataset_named, federate, test_rows
 from fedsaddle.data.partition import idle_dials
+from fedsaddle.data.reading import Reader
 from fedsaddle.errors import without_effect
 from fedsaddle.metric import Metric
 from fedsaddle.networks import Network
@@ -125,3 +127,14 @@ class Fair(Measured):
             "loss": Metric("low", rows="train"),
             "largest_weight": Metric("low", rows="none"),
         }
+
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        """How the network is built, with what comes before and after it."""
+        features = math.prod(self.data.inputs.shape[1:])
+        sizes = {"features": features, "outputs": self.classes, "hidden": self.hidden}
+        return Blueprint({"classifier": Piece("mlp", sizes, "probabilities")}, Reader.of(self.data))
+
+    def models(self, z: Pair) -> dict[str, nn.Module]:
+        """What gives a row, as it is in a file, the probabilities of its classes."""
+        return self.blueprint.filled({"classifier": z.x})

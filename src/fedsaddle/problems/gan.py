@@ -21,14 +21,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from fedsaddle import draws, judges, networks, scores
+from fedsaddle.blueprint import Blueprint, Piece
 from fedsaddle.core import Count, Pair, Range
 from fedsaddle.data import celeba
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
 from fedsaddle.data.partition import divide, idle_dials
+from fedsaddle.data.reading import Reader
 from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.judges import Judge
 from fedsaddle.metric import Metric
@@ -176,6 +178,19 @@ class GAN:
         key = draws.key(draws.PROBLEM, torch.full((), TABLE, device=x.device))
         noise = (2 * draws.uniform(key, count, NOISE) - 1).to(x.dtype)
         return [self.G(x, some, _equal(some)) for some in noise.split(PICTURES_TOGETHER)]
+
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        """How both networks are built, with what comes before and after them."""
+        parts = {
+            "generator": Piece(f"{self.network}-generator", {}, "picture", noise=NOISE),
+            "discriminator": Piece(f"{self.network}-discriminator", {}, "logit"),
+        }
+        return Blueprint(parts, Reader.of(self.data), together=PICTURES_TOGETHER)
+
+    def models(self, z: Pair) -> dict[str, nn.Module]:
+        """What makes pictures in [-1, 1] of noise, and what gives one in bytes the logit of being real."""
+        return self.blueprint.filled({"generator": z.x, "discriminator": z.y})
 
     def pictures(self, z: Pair) -> dict[str, Tensor]:
         """The first generated pictures, as bytes."""

@@ -21,10 +21,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsaddle import draws, networks
+from fedsaddle.blueprint import Blueprint, Piece
 from fedsaddle.core import Count, Pair
 from fedsaddle.data.datasets import Dataset, scaled
 from fedsaddle.data.federated import chunks, dataset_named, federate, test_rows
 from fedsaddle.data.partition import idle_dials
+from fedsaddle.data.reading import Reader
 from fedsaddle.errors import BadInput, without_effect
 from fedsaddle.metric import Metric
 from fedsaddle.networks import Network
@@ -99,6 +101,16 @@ class Robust(Measured):
     @cached_property
     def model(self) -> Network:
         return Network(lambda: networks.mlp(self.features, len(self.data.classes), self.hidden))
+
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        """How the network is built, with what comes before and after it."""
+        sizes = {"features": self.features, "outputs": len(self.data.classes), "hidden": self.hidden}
+        return Blueprint({"classifier": Piece("mlp", sizes, "probabilities")}, Reader.of(self.data))
+
+    def models(self, z: Pair) -> dict[str, nn.Module]:
+        """What gives a row, as it is in a file, the probabilities of its classes."""
+        return self.blueprint.filled({"classifier": z.x})
 
     def init(self, seed: int) -> Pair:
         """PyTorch's initialisation of the network, and y = 0."""

@@ -9,6 +9,9 @@
     history.jsonl           if it was asked for: what became of every invitation
     environment.json        for each time it was started: when, with what, on what, and for how long
     final/ALGORITHM.safetensors   each seed's last finite point
+    models/model.json       of a problem with networks: how to build them, and what new rows need
+    models/ALGORITHM/SEED.safetensors   the same points by the names of parameters; SEED-best, where there
+                            are validation rows: that of the best evaluation
     samples/ALGORITHM-ROUND.png   of a problem that makes pictures: the first seed's at each evaluation,
     samples/ALGORITHM-rounds.png  and some of them over the rounds
     best.toml               of a sweep: an experiment with each algorithm's best setting
@@ -27,6 +30,8 @@ are are put aside; each algorithm, in its turn, takes up its own and goes on fro
     plan          what is to be run, and who is told how it goes
     files         written whole or not at all, and held to their hash
     tables        which only grow
+    best          the best evaluation so far
+    models        trained networks by their parameters' names
     checkpoints   lanes as tensors and JSON, and back
     folder        all of that in its place, for one process at a time
     diary         environment.json, on which nothing depends
@@ -38,19 +43,23 @@ from fedsaddle.runs.diary import read_environment, refuse_constant
 from fedsaddle.runs.execution import execute
 from fedsaddle.runs.files import verified, write_atomically
 from fedsaddle.runs.folder import RunFolder
+from fedsaddle.runs.models import NOTE, Written, read_model
 from fedsaddle.runs.plan import Interrupted, Plan, Watch
 from fedsaddle.runs.tables import HISTORY, KEYS
 
 __all__ = [
     "HISTORY",
     "KEYS",
+    "NOTE",
     "Interrupted",
     "Plan",
     "RunFolder",
     "Watch",
+    "Written",
     "execute",
     "read_checkpoint",
     "read_environment",
+    "read_model",
     "read_state",
     "read_tensors",
     "refuse_constant",

@@ -1,0 +1,108 @@
+"""The commands that use what was trained: scores of new rows, a file for others, pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsaddle.border.trained import ALL, check_format, choose
+from fedsaddle.errors import BadInput, check_count, check_seed
+
+Run = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
+Algorithm = Annotated[str | None, typer.Option(help="Whose model, if there are several.")]
+SeedOption = Annotated[int | None, typer.Option(help="Of which seed, if there are several.")]
+BestOption = Annotated[
+    bool, typer.Option("--best", help="That of the best evaluation on validation rows, not the last.")
+]
+
+
+def predict(
+    run: Run,
+    data: Annotated[Path, typer.Argument(help="New rows, a .csv or .npz file as the one learnt from.")],
+    file: Annotated[Path | None, typer.Option("--out", help="A CSV file; without it, the terminal.")] = None,
+    algorithm: Algorithm = None,
+    seed: Annotated[str | None, typer.Option(help="Of which seed; all: the mean over all.")] = None,
+    best: BestOption = False,
+) -> None:
+    """Score new rows with a trained model, scaled as the rows that it has learnt from."""
+    choose(run, algorithm, seed if seed is None or seed.lower() != ALL else ALL, best)
+    if not os.path.isfile(data):
+        raise BadInput(f"cannot read the table {data}: there is no such file")
+    _check_place(file)
+
+    from fedsaddle.app import models
+
+    found = models.predict(run, data, algorithm, seed and seed.lower(), best)
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(found.header)
+    for row in found.rows:
+        lines.writerow([f"{cell:.9g}" if isinstance(cell, float) else cell for cell in row])
+    if file is None:
+        sys.stdout.write(text.getvalue())
+        sys.stdout.flush()
+    else:
+        _write(file, text.getvalue().encode())
+        print(f"scores   {file}")
+
+
+def export(
+    run: Run,
+    to: Annotated[Path, typer.Option("--to", help="MODEL.pt2, MODEL.onnx or MODEL.safetensors.")],
+    algorithm: Algorithm = None,
+    seed: SeedOption = None,
+    best: BestOption = False,
+    role: Annotated[str | None, typer.Option(help="Which network, such as discriminator.")] = None,
+) -> None:
+    """Write a trained model for use without FedSaddle: torch.export, ONNX or safetensors."""
+    check_format(to)
+    choose(run, algorithm, seed, best)
+    _check_place(to)
+
+    from fedsaddle.app import models
+
+    made = models.export(run, to, algorithm, seed, best, role)
+    print(f"model    {made.path}\ntakes    {made.takes}\ngives    {made.gives}")
+
+
+def sample(
+    run: Run,
+    count: Annotated[int, typer.Option(help="How many pictures.")] = 64,
+    file: Annotated[Path, typer.Option("--out", help="A PNG file.")] = Path("grid.png"),
+    algorithm: Algorithm = None,
+    seed: SeedOption = None,
+    best: BestOption = False,
+    seed_noise: Annotated[int, typer.Option(help="What the noise is drawn from.")] = 0,
+) -> None:
+    """Let a GAN's generator make pictures."""
+    check_count("--count", count, most=10_000)
+    check_seed("--seed-noise", seed_noise)
+    if file.suffix.lower() != ".png":
+        raise BadInput(f"--out {file}: pictures are written as .png")
+    choose(run, algorithm, seed, best)
+    _check_place(file)
+
+    from fedsaddle.app import models
+
+    _write(file, models.sample(run, count, algorithm, seed, best, seed_noise))
+    print(f"pictures {file}")
+
+
+def _check_place(file: Path | None) -> None:
+    """Refuse where nothing can be written, before anything is computed."""
+    if file is not None and os.path.isdir(file):
+        raise BadInput(f"{file} is a folder: name a file in it")
+    if file is not None and not os.path.isdir(file.parent):
+        raise BadInput(f"cannot write {file}: there is no folder {file.parent}")
+
+
+def _write(file: Path, data: bytes) -> None:
+    from fedsaddle.runs import write_atomically
+
+    write_atomically(file, data)
