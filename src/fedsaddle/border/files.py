@@ -17,6 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fedsaddle.border import plugins
 from fedsaddle.errors import BadInput, meant, shown, unknown
 
 PACKAGE = files("fedsaddle")
@@ -80,6 +81,7 @@ def tables_of(experiment: str) -> dict[str, Any]:
             path = table.get(key)
             if isinstance(path, str) and path and (always or is_table(path)):
                 table[key] = str(folder / path)  # a file is seen from the experiment that names it
+    plugins.see_from(folder, tables)
     return tables
 
 
@@ -153,19 +155,28 @@ def fleets() -> dict[str, str]:
     return _summaries("fleet.py", "FLEETS")
 
 
+def networks() -> dict[str, str]:
+    return _summaries("networks.py", "NETWORKS")
+
+
+def datasets() -> dict[str, str]:
+    return _summaries("data/datasets.py", "DATASETS")
+
+
 def _summaries(file: str, registry: str) -> dict[str, str]:
     """The names of a registry, each with its Entry's summary or the first line of its class."""
     body = ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body
     told = {
         node.name: (ast.get_docstring(node) or "").split("\n")[0]
         for node in body
-        if isinstance(node, ast.ClassDef)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
     }
-    (table,) = (
-        node.value
+    targets = {
+        ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0]): node.value
         for node in body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == registry
-    )
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+    }
+    table = targets[registry]
     assert isinstance(table, ast.Dict)
     found = {}
     for key, value in zip(table.keys, table.values, strict=True):

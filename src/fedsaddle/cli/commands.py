@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsaddle import __version__
-from fedsaddle.border import files
+from fedsaddle.border import files, plugins
 from fedsaddle.cli.options import (
     Chosen,
+    Code,
     DeviceOption,
     Engine,
     ExperimentArgument,
@@ -158,6 +159,7 @@ def replay(
     engine: Engine = None,
     device: DeviceOption = None,
     quiet: Quiet = False,
+    code: Code = None,
 ) -> None:
     """Run a run's history again in the simulator, and say whether it comes to the same."""
     if tolerance is not None and not tolerance >= 0:
@@ -165,13 +167,15 @@ def replay(
     if not os.path.exists(run / "checkpoint.json"):
         raise BadInput(f"{run} is not the folder of a run: it has no checkpoint.json")
     engine = engine_named(engine)
+    if os.path.exists(run / "experiment.json"):
+        plugins.check_approved(*files.read_tables(str(run / "experiment.json")), code or ())
 
     from fedsaddle.app.replay import replay_run
     from fedsaddle.cli.progress import watching
 
     agreed = True
     with_bars = partial(watching, out, quiet=quiet, transient=True, to=sys.stderr)
-    for one in replay_run(run, tolerance, engine, device and device.lower(), with_bars):
+    for one in replay_run(run, tolerance, engine, device and device.lower(), with_bars, code or ()):
         print(one)
         agreed &= one.agrees
     raise typer.Exit(0 if agreed else 1)
@@ -319,14 +323,15 @@ def join(
         Path | None, typer.Option(help="Where this device keeps things; by default, beside its key.")
     ] = None,
     poll: Poll = 3.0,
+    code: Code = None,
 ) -> None:
     """Take part in an experiment as one device."""
-    files.read_tables(experiment)
+    plugins.check_approved(*files.read_tables(experiment), code or ())
 
     from fedsaddle.app import deploy
     from fedsaddle.cli.progress import Terminal
 
-    own: Wanted = {"clients": clients, "settings": set_ or []}
+    own: Wanted = {"clients": clients, "settings": set_ or [], "code": code or []}
     device = deploy.Device(client, data, folder, poll)
     raise typer.Exit(deploy.join(experiment, server, key, device, Terminal(out), **own))
 

@@ -9,7 +9,6 @@ clients' rows. For fixed scores the saddle over (a, b, alpha) is p (1-p) (L - 1)
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from fedsaddle import networks
 from fedsaddle.core import Count, Pair, Range
 from fedsaddle.data import tables
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
@@ -26,12 +24,11 @@ from fedsaddle.data.federated import chunks
 from fedsaddle.data.partition import PARTITIONS, VALIDATION, divide, held_out, idle_dials
 from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.metric import Metric
-from fedsaddle.networks import Network
+from fedsaddle.networks import NETWORKS, Network, network_named
 from fedsaddle.problem import Batch, Counts, Facts, Federation, Measured
 from fedsaddle.ranges import Seed, check
 from fedsaddle.scores import auroc, average_precision
 
-NETWORKS = ("lenet5", "cifar-cnn", "logistic", "mlp")
 OF_A_FILE = (
     "label",
     "client",
@@ -124,7 +121,7 @@ class AUC(Measured):
             raise BadInput(
                 f"{self.network} takes images of {fits}, {self.dataset} has {shape}; try mlp or logistic"
             )
-        self.parts  # noqa: B018  a partition that cannot be made is refused here
+        self.parts, self.model  # noqa: B018  a partition or network that cannot be made is refused here
 
     @cached_property
     def data(self) -> Dataset:
@@ -296,14 +293,7 @@ class AUC(Measured):
     @cached_property
     def model(self) -> Network:
         outputs = 1 if self.scoring == "sigmoid" else 10
-        features = math.prod(self.data.inputs.shape[1:])
-        build = {
-            "lenet5": lambda: networks.lenet5(outputs),
-            "cifar-cnn": lambda: networks.cifar_cnn(outputs),
-            "logistic": lambda: networks.logistic(features, outputs),
-            "mlp": lambda: networks.mlp(features, outputs),
-        }[self.network]
-        return Network(build)
+        return network_named(self.network, tuple(self.data.inputs.shape[1:]), outputs)
 
     def scores(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The score of each row, between 0 and 1."""
