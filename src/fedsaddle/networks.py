@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -115,11 +116,16 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def network_named(name: str, shape: tuple[int, ...], outputs: int) -> Network:
-    """A network for inputs of a shape. Its function is told what it has parameters for, of these three."""
+def arguments_for(name: str, shape: tuple[int, ...], outputs: int) -> dict[str, Any]:
+    """What a network's function is told: of features, outputs and shape, what it has parameters for."""
     told = {"features": math.prod(shape), "outputs": outputs, "shape": shape}
     asked = signature(NETWORKS[name]).parameters
-    found = Network(partial(NETWORKS[name], **{key: value for key, value in told.items() if key in asked}))
+    return {key: value for key, value in told.items() if key in asked}
+
+
+def network_named(name: str, shape: tuple[int, ...], outputs: int) -> Network:
+    """A network for inputs of a shape."""
+    found = Network(partial(NETWORKS[name], **arguments_for(name, shape, outputs)))
     try:
         given = tuple(found.module(torch.zeros(2, *shape)).shape)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:

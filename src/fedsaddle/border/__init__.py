@@ -1,6 +1,8 @@
 """Where what a person has written comes in: read, checked, and made into studies.
 
     files     experiments and --set, as tables; what there is. Imports nothing that takes time
+    plugins   a person's own code: where it is, and whether it may be run
+    plugged   the same, run and checked
     schema    one model for every table, with types, ranges and defaults
     build     studies and plans of what was checked
     sweeps    the same for a sweep, whose studies hold many settings

@@ -12,10 +12,10 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedsaddle.border import plugins
 from fedsaddle.errors import BadInput, meant, shown, unknown
@@ -141,6 +141,65 @@ def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
 
 
 # --- registries ------------------------------------------------------------------------------------------
+
+
+class Listed(NamedTuple):
+    """Something that an experiment may name."""
+
+    name: str
+    home: str  # shipped, a package and its version, or file
+    summary: str
+
+
+def listed(code: Sequence[Path] = ()) -> dict[str, list[Listed]]:
+    """All there is: what ships, what installed packages add, and what some files hold. None of it is run."""
+    shipping = {
+        "experiments": shipped(),
+        "algorithms": algorithms(),
+        "problems": problems(),
+        "fleets": fleets(),
+        "networks": networks(),
+        "datasets": datasets(),
+    }
+    found = {
+        title: [Listed(name, "shipped", summary) for name, summary in own.items()]
+        for title, own in shipping.items()
+    }
+    points = plugins.entry_points(*plugins.GROUPS)
+    for point in points:
+        others = [one.home for one in points if one[:2] == point[:2] and one != point]
+        told = point.value
+        if point.name in shipping[point.group]:
+            told = f"refused: what ships has this name; say {told}"
+        elif others:
+            told = f"refused: {', '.join(others)} has this name too; say {told}"
+        found[point.group].append(Listed(point.name, point.home, told))
+    for path in code:
+        for group, name, summary in _held(path):
+            found[group].append(Listed(f"{path}:{name}", "file", summary))
+    return found
+
+
+def _held(path: Path) -> Iterator[tuple[str, str, str]]:
+    """What a file seems to hold, by its text: the group, the name and the summary of each."""
+    plugins.check_code([path])
+    try:
+        body = ast.parse(plugins.read_code(path)).body
+    except (SyntaxError, ValueError) as error:
+        raise BadInput(f"{path} is not Python: {error}") from None
+    methods = {"phases": "algorithms", "delays": "fleets", "loss": "problems", "field": "problems"}
+    results = {"Module": "networks", "Dataset": "datasets", "Problem": "problems", "Task": "problems"}
+    for node in body:
+        groups: list[str] = []
+        if isinstance(node, ast.ClassDef):
+            own = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+            groups = [group for method, group in methods.items() if method in own]
+            groups += ["networks" for base in node.bases if ast.unparse(base).split(".")[-1] == "Module"]
+        elif isinstance(node, ast.FunctionDef) and node.returns is not None:
+            result = ast.unparse(node.returns).strip("'\"").split(".")[-1]
+            groups = [results[result]] if result in results else []
+        if groups and isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield groups[0], node.name, (ast.get_docstring(node) or "").split("\n")[0]
 
 
 def algorithms() -> dict[str, str]:

@@ -329,7 +329,7 @@ def is_own(cls: type[Any]) -> bool:
     return cls in _OWN
 
 
-def file_of(thing: Any) -> Path:
+def source_of(thing: Any) -> Path:
     """Where a person's own class or function is written."""
     return Path(getattr(sys.modules.get(thing.__module__), "__file__", None) or thing.__module__)
 
@@ -382,4 +382,4 @@ def _called(name: str, function: Callable[..., Any], given: dict[str, Any]) -> A
     except BadInput:
         raise
     except Exception as error:
-        raise BadInput(f"{name} failed: {in_a_line(error, file_of(function))}") from error
+        raise BadInput(f"{name} failed: {in_a_line(error, source_of(function))}") from error

@@ -224,27 +224,22 @@ def distributions() -> Iterator[Distribution]:
     """What is installed. A folder that somebody happens to be in is no place where things are installed."""
     from importlib.metadata import distributions as every
 
-    here, seen = os.path.realpath(os.curdir), set[str]()
-    for one in every():
-        name = one.name  # type: ignore[attr-defined, unused-ignore]
-        if name and os.path.realpath(str(one.locate_file(""))) != here and name not in seen:
-            seen.add(name)
-            yield one
+    here = os.path.realpath(os.curdir)
+    return (one for one in every() if os.path.realpath(str(one.locate_file(""))) != here)
 
 
-def entry_points(group: str) -> list[EntryPoint]:
-    """What installed packages add to a group. Only their metadata are read."""
-
-    def text(one: Distribution) -> str:
-        return one.read_text("entry_points.txt") or ""
-
-    return sorted(
-        EntryPoint(group, point.name, point.value, one.name, one.version)
-        for one in distributions()
-        if f"{OURS}.{group}" in text(one)
-        for point in one.entry_points
-        if point.group == f"{OURS}.{group}"
-    )
+def entry_points(*groups: str) -> list[EntryPoint]:
+    """What installed packages add to some groups, in order. Only their metadata are read."""
+    known = {f"{OURS}.{group}": group for group in groups}
+    found: dict[str, list[EntryPoint]] = {}  # by the package, of which the first on the path counts
+    for one in distributions():
+        if f"[{OURS}." in (one.read_text("entry_points.txt") or "") and one.name not in found:
+            found[one.name] = [
+                EntryPoint(known[point.group], point.name, point.value, one.name, one.version)
+                for point in one.entry_points
+                if point.group in known
+            ]
+    return sorted(point for own in found.values() for point in own)
 
 
 def locate(module: str) -> Installed:

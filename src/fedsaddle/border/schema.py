@@ -202,7 +202,7 @@ def made(cls: type[Any], values: Mapping[str, Any], where: str) -> Any:
     except Exception as error:
         if not plugged.is_own(cls):
             raise
-        line = plugged.in_a_line(error, plugged.file_of(cls))
+        line = plugged.in_a_line(error, plugged.source_of(cls))
         raise BadInput(f"{where}: {cls.__name__} cannot be made: {line}") from error
 
 

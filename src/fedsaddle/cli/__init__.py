@@ -1,6 +1,7 @@
 """The command line.
 
     commands    what can be asked for
+    new         the first files of something of one's own
     options     what commands may be told, each option once
     progress    how far a run is, and how long it will still take
     tables      what it has come to

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from fedsaddle import __version__
 from fedsaddle.border import files, plugins
+from fedsaddle.cli.new import new
 from fedsaddle.cli.options import (
     Chosen,
     Code,
@@ -35,7 +36,7 @@ from fedsaddle.cli.options import (
     engine_named,
     flattened,
 )
-from fedsaddle.errors import BadInput, meant
+from fedsaddle.errors import BadInput, meant, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -181,19 +182,23 @@ def replay(
     raise typer.Exit(0 if agreed else 1)
 
 
+app.command("new")(new)
+
+
 @app.command("list")
-def list_() -> None:
-    """Show the experiments, algorithms, problems and fleets there are."""
-    sections = {
-        "experiments": files.shipped(),
-        "algorithms": files.algorithms(),
-        "problems": files.problems(),
-        "fleets": files.fleets(),
-    }
-    for title, entries in sections.items():
+def list_(
+    code: Annotated[
+        list[Path] | None, typer.Argument(help="Files of your own, to be shown too.", metavar="[FILE.py]...")
+    ] = None,
+) -> None:
+    """Show the experiments, algorithms, problems, fleets, networks and datasets there are, and whose."""
+    for title, entries in files.listed(code or ()).items():
         out.print(title, style="bold")
-        for name, summary in entries.items():
-            out.print(f"  {name:<26}{summary}", highlight=False, soft_wrap=True, markup=False)
+        wide = max(24, *(len(one.name) for one in entries)) + 2
+        room = max(len(one.home) for one in entries) + 2
+        for one in entries:
+            line = f"  {one.name:<{wide}}{one.home:<{room}}{one.summary}"
+            out.print(printable(line), highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command()
