@@ -28,11 +28,8 @@ from fedsaddle.errors import BadInput
 
 LARGEST_ARGUMENT = 10**7  # of a network: beyond it nobody means it
 
+# Beside those that a problem takes by name, among which may be a person's own.
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "lenet5": networks.lenet5,
-    "cifar-cnn": networks.cifar_cnn,
-    "logistic": networks.logistic,
-    "mlp": networks.mlp,
     "mnist-generator": networks.mnist_generator,
     "mnist-discriminator": networks.mnist_discriminator,
     "dcgan-generator": networks.dcgan_generator,
@@ -94,28 +91,36 @@ class Piece:
     """One network of a task."""
 
     network: str
-    arguments: dict[str, int]
+    arguments: dict[str, Any]  # whole numbers, or a shape
     outputs: str
     noise: int = 0  # of a generator: how many numbers between -1 and 1 it takes, in place of rows
 
     def __post_init__(self) -> None:
-        for what, given, known in (("network", self.network, BUILDERS), ("outputs", self.outputs, OUTPUTS)):
+        for what, given, known in (
+            ("network", self.network, {*BUILDERS, *networks.NETWORKS}),
+            ("outputs", self.outputs, {*OUTPUTS}),
+        ):
             if given not in known:
-                raise ValueError(f"{what} {given}")
-        known_arguments = inspect.signature(BUILDERS[self.network]).parameters
+                raise ValueError(f"{what} {given} is not known here")
+        known_arguments = inspect.signature(self.builder).parameters
         for name, value in (*self.arguments.items(), ("noise", self.noise)):
             least = 0 if name == "noise" else 1
-            if type(value) is not int or not least <= value <= LARGEST_ARGUMENT:
-                raise ValueError(f"{name} {value}")
+            for one in value if isinstance(value, list | tuple) else [value]:
+                if type(one) is not int or not least <= one <= LARGEST_ARGUMENT:
+                    raise ValueError(f"{name} {value}")
             if name != "noise" and name not in known_arguments:
                 raise ValueError(name)
+
+    @property
+    def builder(self) -> Callable[..., nn.Module]:
+        return BUILDERS.get(self.network) or networks.NETWORKS[self.network]
 
     def module(self, reader: Reader) -> nn.Sequential:
         """The layers, whose values are nobody's."""
         return nn.Sequential(
             OrderedDict(
                 inputs=nn.Identity() if self.noise else _inputs(reader),
-                network=networks.plain(BUILDERS[self.network](**self.arguments)),
+                network=networks.plain(self.builder(**self.arguments)),
                 outputs=nn.Sequential(*OUTPUTS[self.outputs]()),
             )
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -158,6 +160,34 @@ def mlp(features: int, outputs: int = 1, hidden: int = 64) -> nn.Module:
         nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
         nn.Linear(hidden, outputs),
     )  # fmt: skip
+
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "lenet5": lenet5,
+    "cifar-cnn": cifar_cnn,
+    "logistic": logistic,
+    "mlp": mlp,
+}
+
+
+def arguments_for(name: str, shape: tuple[int, ...], outputs: int) -> dict[str, Any]:
+    """What a network's function is told: of features, outputs and shape, what it has parameters for."""
+    told = {"features": math.prod(shape), "outputs": outputs, "shape": shape}
+    asked = signature(NETWORKS[name]).parameters
+    return {key: value for key, value in told.items() if key in asked}
+
+
+def network_named(name: str, shape: tuple[int, ...], outputs: int) -> Network:
+    """A network for inputs of a shape."""
+    found = Network(partial(NETWORKS[name], **arguments_for(name, shape, outputs)))
+    try:
+        given = tuple(found.module(torch.zeros(2, *shape)).shape)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        line = " ".join(str(error).split())
+        raise BadInput(f"network {name} does not take inputs of {shape}: {line}") from error
+    if given != (2, outputs):
+        raise BadInput(f"network {name} must give {outputs} numbers for a row; for two rows it gave {given}")
+    return found
 
 
 # --- generators and discriminators: outputs of (inputs, the rows' weights) --------------------------------

@@ -4,6 +4,7 @@
     results   what a run or a sweep has come to: its report, and whether something came to nothing
     replay    a run's history, played again in the simulator
     models    what was trained, as a module, as scores of new rows, as a file for others, as pictures
+    new       the first files of an algorithm, a problem or an experiment of one's own
     deploy    the same experiment on devices, or as one of them
 
 What a person should hear goes to a `Show`; nothing here prints, asks or draws.

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, Unpack
 
 from fedsaddle import runs
 from fedsaddle.border.build import Wanted, load
+from fedsaddle.border.plugins import again as same_code
 from fedsaddle.border.sweeps import load_sweep
 from fedsaddle.engine import machine
 from fedsaddle.engine.course import Play, Stop
@@ -116,7 +117,8 @@ def carry_out(plan: Plan, path: Path, way: Way, play: Play | None = None, again:
             runs.execute(folder, TensorBoard(path, plan, watch), asked, way.checkpoint_seconds, play)
     except Interrupted:
         words = f"fedsaddle {again}" if again else "the same command and"
-        way.show.say(f"stopped; go on with: {words} --resume --out {shlex.quote(str(path))}")
+        own = same_code(plan.resolved) if again else ""
+        way.show.say(f"stopped; go on with: {words} --resume --out {shlex.quote(str(path))}{own}")
         return Ran(path, INTERRUPTED)
     finally:
         folder.close()

@@ -2,6 +2,7 @@
 
     commands    what can be asked for
     models      the commands that use what was trained
+    new         the first files of something of one's own
     options     what commands may be told, each option once
     progress    how far a run is, and how long it will still take
     tables      what it has come to

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsaddle.border import files
+from fedsaddle.border import files, plugins
 from fedsaddle.errors import BadInput, check_count, meant, unknown
 
 if TYPE_CHECKING:
@@ -47,6 +47,10 @@ Write = Annotated[bool, typer.Option("--history", help="Write down what became o
 Quiet = Annotated[bool, typer.Option("--quiet", help="Only what goes wrong.")]
 Seconds = Annotated[float, typer.Option(help="Make a checkpoint at most so often.")]
 Listen = Annotated[str, typer.Option(help="Where nodes find the server, as HOST:PORT.")]
+Code = Annotated[
+    list[Path] | None,
+    typer.Option("--code", help="A Python file of your own that the experiment may run; may be repeated."),
+]
 Poll = Annotated[float, typer.Option(help="Seconds between looks for a message.")]
 Fewer = Annotated[
     int | None,
@@ -76,6 +80,7 @@ class Chosen:
     folder: Out = None
     resume: Resume = False
     quiet: Quiet = False
+    code: Code = None
 
     def __post_init__(self) -> None:
         if self.rounds is not None:
@@ -97,12 +102,12 @@ class Chosen:
     @property
     def wanted(self) -> Wanted:
         options: Wanted = {"rounds": self.rounds, "seeds": self.seeds, "settings": self.set_ or []}
-        return options | {"algorithms": self.names}
+        return options | {"algorithms": self.names, "code": self.code or []}
 
     def experiment(self, given: str | None, command: str) -> str:
         """The experiment that is meant: the one that was given, or that of the folder to go on with."""
         experiment = given if given is not None else self._resumed(command)
-        tables, _ = files.read_tables(experiment)
+        tables, folder = files.read_tables(experiment)
         known = tables.get("algorithms")
         swept = tables.get("sweep")
         if command == "sweep" and isinstance(swept, dict) and swept.get("settings"):
@@ -112,6 +117,8 @@ class Chosen:
             for name in self.names:
                 if meant(name, known) not in known:
                     raise unknown("algorithm in this experiment", name, known)
+        if not self.set_:  # which may change what is named
+            plugins.check_approved(tables, folder, self.code or (), self.names)
         return experiment
 
     def _resumed(self, command: str) -> str:

@@ -31,6 +31,7 @@ from fedsaddle.flower.wire import (
     FACT,
     Header,
     Refused,
+    check_code_of,
     contract,
     header_of,
     integer,
@@ -222,7 +223,9 @@ def client_app(site: Site) -> ClientApp:
 
     @app.query("here")  # type: ignore[untyped-decorator, unused-ignore]
     def here(message: Envelope, context: Context) -> Envelope:
-        return Envelope(pack(header_of(message.content, {"client": site.client}), {}), reply_to=message)
+        header = header_of(message.content, {"client": site.client})
+        check_code_of(header, site.plan.resolved)
+        return Envelope(pack(header, {}), reply_to=message)
 
     @app.query("enrol")  # type: ignore[untyped-decorator, unused-ignore]
     def query(message: Envelope, context: Context) -> Envelope:

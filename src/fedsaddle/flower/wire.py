@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsaddle.border.plugins import reference_in
 from fedsaddle.core import Message, Pair
 from fedsaddle.errors import printable
 from fedsaddle.flower._flwr import ConfigRecord, RecordDict
@@ -129,15 +130,60 @@ def contract(resolved: dict[str, Any], algorithm: str) -> str:
     own affair; what is in it is not.
     """
     problem = {
-        key: value
+        key: placeless
         for key, value in resolved["problem"].items()
-        if not (key in ELSEWHERE and "/" in str(value)) and key not in OF_ONE_SIDE
+        for placeless in [_placeless(value)]
+        if not (key in ELSEWHERE and "/" in str(placeless)) and key not in OF_ONE_SIDE
     }
-    rule = {key: value for key, value in resolved["algorithms"][algorithm].items() if key != "invite"}
+    table = resolved["algorithms"][algorithm]
+    rule = {key: _placeless(value) for key, value in table.items() if key != "invite"}
     agreed = {
         "problem": problem,
         "rule": rule,
         "called": algorithm,
         **{k: resolved[k] for k in ("batch", "K")},
     }
+    code = code_of(resolved)
+    code["algorithms"] = {name: sha for name, sha in code["algorithms"].items() if name == rule["algorithm"]}
+    if any(code.values()):
+        agreed["code"] = code
     return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
+
+
+def _placeless(value: Any) -> Any:
+    reference = reference_in(value)
+    return value if reference is None else reference.bare
+
+
+CODE = (
+    "algorithms",
+    "problems",
+    "networks",
+    "datasets",
+)  # that both sides run; a fleet is the server's alone
+
+
+def code_of(resolved: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The hashes of the code that is not shipped, without where it lies."""
+    held = resolved.get("code", {})
+    return {
+        group: {_placeless(name): own["sha256"] for name, own in held.get(group, {}).items()}
+        for group in CODE
+    }
+
+
+OTHER_CODE = "other code"  # what a device says that does not have the server's
+
+
+def check_code_of(header: Header, resolved: dict[str, Any]) -> None:
+    """Refuse a server whose code is not this device's. Hashes alone are compared; no code comes or goes."""
+    mine = code_of(resolved)
+    try:
+        told = json.loads(str(header.get("code", "{}")))
+        theirs = [(group, name, str(sha)) for group in CODE for name, sha in told.get(group, {}).items()]
+    except (ValueError, AttributeError, RecursionError):
+        raise Refused("what the server says of its code cannot be read") from None
+    for group, name, sha in theirs:
+        if (here := mine[group].get(name)) != sha:
+            has = f"{here[:12]}..." if here else "nothing of that name"
+            raise Refused(f"{OTHER_CODE}: of {name[:80]} the server has {sha[:12]}..., this device {has}")

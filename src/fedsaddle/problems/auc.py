@@ -9,7 +9,6 @@ clients' rows. For fixed scores the saddle over (a, b, alpha) is p (1-p) (L - 1)
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from fedsaddle.blueprint import BUILDERS, Blueprint, Piece
+from fedsaddle.blueprint import Blueprint, Piece
 from fedsaddle.core import Count, Pair, Range
 from fedsaddle.data import tables
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
@@ -27,12 +26,11 @@ from fedsaddle.data.partition import PARTITIONS, VALIDATION, divide, held_out, i
 from fedsaddle.data.reading import Reader
 from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.metric import Metric
-from fedsaddle.networks import Network
+from fedsaddle.networks import NETWORKS, Network, arguments_for, network_named
 from fedsaddle.problem import Batch, Counts, Facts, Federation, Measured
 from fedsaddle.ranges import Seed, check
 from fedsaddle.scores import auroc, average_precision
 
-NETWORKS = ("lenet5", "cifar-cnn", "logistic", "mlp")
 # Dials without a named dataset's:
 OF_A_FILE = ("label", "client", "test", "test_share", "sha256", "test_sha256")
 DEVICES = "devices"  # the partition of rows that are not here
@@ -119,7 +117,7 @@ class AUC(Measured):
             raise BadInput(
                 f"{self.network} takes images of {fits}, {self.dataset} has {shape}; try mlp or logistic"
             )
-        self.parts  # noqa: B018  a partition that cannot be made is refused here
+        self.parts, self.model  # noqa: B018  a partition or network that cannot be made is refused here
 
     @cached_property
     def data(self) -> Dataset:
@@ -290,20 +288,21 @@ class AUC(Measured):
 
     @cached_property
     def model(self) -> Network:
-        part = self.blueprint.parts["score"]
-        return Network(lambda: BUILDERS[part.network](**part.arguments))
+        return network_named(self.network, tuple(self.data.inputs.shape[1:]), self._outputs)
+
+    @property
+    def _outputs(self) -> int:
+        return 1 if self.scoring == "sigmoid" else 10
 
     @cached_property
     def blueprint(self) -> Blueprint:
         """How the network is built, with what comes before and after it."""
-        arguments = {"outputs": 1 if self.scoring == "sigmoid" else 10}
-        if self.network in ("logistic", "mlp"):
-            arguments["features"] = math.prod(self.data.inputs.shape[1:])
         outputs = {"sigmoid": "score", "release": "release"}[self.scoring]
         if outputs == "release" and self.network == "lenet5":
             outputs = "release-lenet5"
         kind = Path(self.dataset).suffix.lower() if tables.is_table(self.dataset) else ".npz"
         reader = Reader.of(self.data, kind, self.label, self.client)
+        arguments = arguments_for(self.network, tuple(self.data.inputs.shape[1:]), self._outputs)
         part = Piece(self.network, arguments, outputs)
         return Blueprint({"score": part}, reader, positive=self.data.classes[self.target])
 

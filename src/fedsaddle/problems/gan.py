@@ -89,7 +89,7 @@ class GAN:
             ("judge", self.judge, JUDGES),
             ("splits", self.splits, scores.SPLITS),
         ):
-            if given not in known:
+            if given not in known and not (what == "dataset" and ":" in given and given in DATASETS):
                 raise unknown(what, given, known)
         check(self)
         if self.judge != "inception" and (self.dataset, self.judge) not in judges.RECIPES:
