@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -11,6 +12,15 @@ from torch import Tensor
 
 from fedsaddle import draws
 from fedsaddle.data import sources
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """One way to tell the people apart whom the rows are about."""
+
+    names: tuple[str, ...]
+    rows: Tensor  # (training row,), int64: numbers of groups
+    test_rows: Tensor
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,7 @@ class Dataset:
     owners: Tensor | None = None  # (training row,), int64: who holds it, where the data say so
     sha256: tuple[str, ...] = ()  # of a person's own files
     has_test: bool = True  # whether the test rows are given; or else they were drawn from the others
+    groups: dict[str, Grouping] = field(default_factory=dict)  # by what: sex, country, ...
 
     @cached_property
     def majority(self) -> float:
@@ -113,10 +124,20 @@ def satimage() -> Dataset:
     return Dataset(inputs, train[:, -1].long(), test_inputs, test[:, -1].long())
 
 
+def _of_people(name: str) -> Callable[[], Dataset]:
+    def read() -> Dataset:
+        from fedsaddle.data import people
+
+        return people.READ[name]()
+
+    return read
+
+
 DATASETS = {
     "digits": digits,
     "mnist": mnist,
     "fashion-mnist": fashion_mnist,
     "cifar10": cifar10,
     "satimage": satimage,
+    **{name: _of_people(name) for name in ("adult", "compas", "card", "census")},
 }
