@@ -10,6 +10,7 @@ from fedsaddle.problems.fair import Fair
 from fedsaddle.problems.gan import GAN
 from fedsaddle.problems.groups import Groups
 from fedsaddle.problems.limits import Limits
+from fedsaddle.problems.partial_auc import PartialAUC
 from fedsaddle.problems.robust import Robust
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Fair",
     "Groups",
     "Limits",
+    "PartialAUC",
     "Quadratic",
     "Robust",
     "RobustLeastSquares",
@@ -51,5 +53,6 @@ PROBLEMS = {
     "fair": Entry(Fair, "fair classification: a network against weights on the classes"),
     "groups": Entry(Groups, "worst-group or worst-client classification: weights on groups or clients"),
     "constrained": Entry(Limits, "limits on error rates (Neyman-Pearson, equalised odds), by multipliers"),
+    "partial-auc": Entry(PartialAUC, "partial AUC: positives above the negatives that score highest (CVaR)"),
     "gan": Entry(GAN, "a generator against a discriminator, on pictures"),
 }
