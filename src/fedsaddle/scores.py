@@ -1,6 +1,7 @@
 """How good a ranking is; and how good generated pictures are, as functions of what a judge saw in them.
 
     AUC                 the chance that a positive scores above a negative; equal scores count a half
+    partial AUC         the mean rate of positives found while at most so many negatives are false alarms
     average precision   the mean over positives of the part of positives among all that score no less
     Inception Score     exp( H(mean of p) - mean of H(p) ) for the classes' probabilities p, H their entropy
     Frechet distance    |m - n|^2 + tr( C + D - 2 (C^1/2 D C^1/2)^1/2 ) between N(m, C) and N(n, D)
@@ -24,6 +25,27 @@ def auroc(scores: Tensor, positive: Tensor) -> Tensor:
     below, level, _ = _ranks(scores, positive)
     one = positive.to(torch.float64)
     return (one @ (below + level / 2)) / (one.sum() * (1 - one).sum()) + 0 * scores.sum()
+
+
+def partial_auroc(scores: Tensor, positive: Tensor, most: float) -> Tensor:
+    """The area under the ROC curve over false-alarm rates from 0 to `most`, divided by `most`.
+
+    The curve is straight between the rates of two thresholds, as in `auroc`, which this is with most = 1.
+    """
+    below, level, fewer = _ranks(scores, positive)
+    one = positive.to(torch.float64)
+    ones, zeros = one.sum(), (1 - one).sum()
+    # Rows with the same score are one threshold: the rates just above it and just below.
+    alarms = (zeros - below - level) / zeros, (zeros - below) / zeros
+    same = _ranks(scores, ~positive)[1]  # positives with this score
+    found = (ones - fewer - same) / ones, (ones - fewer) / ones
+    start, end = (rate.clamp(max=most) for rate in alarms)
+    width = (alarms[1] - alarms[0]).clamp(min=1e-300)
+    rise = (found[1] - found[0]) / width
+    height = found[0] + rise * ((start + end) / 2 - alarms[0])
+    # A threshold's piece is found once for each negative that has this score.
+    piece = (end - start) * height / level.clamp(min=1)
+    return ((1 - one) @ piece) / most + 0 * scores.sum()
 
 
 def average_precision(scores: Tensor, positive: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,15 @@ class Scaling:
 
 
 @dataclass(frozen=True)
+class Grouping:
+    """One way to tell the people apart whom the rows are about."""
+
+    names: tuple[str, ...]
+    rows: Tensor  # (training row,), int64: numbers of groups
+    test_rows: Tensor
+
+
+@dataclass(frozen=True)
 class Dataset:
     """Training and test rows. Pixels are 0 to 255; `scaled` brings them to [-1, 1]."""
 
@@ -51,6 +61,7 @@ class Dataset:
     has_test: bool = True  # whether the test rows are given; or else they were drawn from the others
     scaling: Scaling | None = None  # of a table: what its numbers have gone through
     columns: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of a CSV file: see readers.Rows
+    groups: dict[str, Grouping] = field(default_factory=dict)  # by what: sex, country, ...
 
     @cached_property
     def majority(self) -> float:
@@ -125,10 +136,20 @@ def satimage() -> Dataset:
     return Dataset(*halves, scaling=scaling)
 
 
+def _of_people(name: str) -> Callable[[], Dataset]:
+    def read() -> Dataset:
+        from fedsaddle.data import people
+
+        return people.READ[name]()
+
+    return read
+
+
 DATASETS = {
     "digits": digits,
     "mnist": mnist,
     "fashion-mnist": fashion_mnist,
     "cifar10": cifar10,
     "satimage": satimage,
+    **{name: _of_people(name) for name in ("adult", "compas", "card", "census")},
 }

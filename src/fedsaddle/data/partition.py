@@ -16,6 +16,7 @@ from fedsaddle.errors import BadInput, check_count, unknown
 PARTITIONS = ("label", "iid", "dirichlet", "column")
 SPLIT = 1 << 32  # what the draw of test rows is for; the partitions' draws are numbered from 0
 VALIDATION = 3 << 32  # and that of validation rows
+PIECES = 5 << 32  # and those of the pieces that large clients are cut into
 
 
 def _check(rows: int, clients: int) -> None:
@@ -95,6 +96,19 @@ def by_column(column: Tensor) -> list[Tensor]:
     return list(
         torch.argsort(where, stable=True).split(torch.bincount(where, minlength=len(values)).tolist())
     )
+
+
+def in_pieces(parts: list[Tensor], most: int, seed: int) -> list[Tensor]:
+    """Clients with more rows than that as several, which share theirs at random: none has more then."""
+    return [
+        piece
+        for number, rows in enumerate(parts)
+        for piece in (
+            _shuffled(rows, seed, PIECES + number).tensor_split(math.ceil(len(rows) / most))
+            if len(rows) > most
+            else (rows,)
+        )
+    ]
 
 
 def held_out(

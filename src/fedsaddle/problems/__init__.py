@@ -8,6 +8,9 @@ from fedsaddle.problems.auc import AUC
 from fedsaddle.problems.exact import Bilinear, Quadratic, RobustLeastSquares, ToyWGAN, TwoSines
 from fedsaddle.problems.fair import Fair
 from fedsaddle.problems.gan import GAN
+from fedsaddle.problems.groups import Groups
+from fedsaddle.problems.limits import Limits
+from fedsaddle.problems.partial_auc import PartialAUC
 from fedsaddle.problems.robust import Robust
 
 __all__ = [
@@ -17,6 +20,9 @@ __all__ = [
     "Bilinear",
     "Entry",
     "Fair",
+    "Groups",
+    "Limits",
+    "PartialAUC",
     "Quadratic",
     "Robust",
     "RobustLeastSquares",
@@ -45,5 +51,8 @@ PROBLEMS = {
     "auc": Entry(AUC, "AUC maximisation: find one class of a dataset among the others"),
     "robust": Entry(Robust, "robust training: a network against one perturbation of all its inputs"),
     "fair": Entry(Fair, "fair classification: a network against weights on the classes"),
+    "groups": Entry(Groups, "worst-group or worst-client classification: weights on groups or clients"),
+    "constrained": Entry(Limits, "limits on error rates (Neyman-Pearson, equalised odds), by multipliers"),
+    "partial-auc": Entry(PartialAUC, "partial AUC: positives above the negatives that score highest (CVaR)"),
     "gan": Entry(GAN, "a generator against a discriminator, on pictures"),
 }

@@ -1,0 +1,203 @@
+"""Limits on error rates: a classifier x against multipliers y >= 0, one for each limit.
+
+    L(x, y) = mean loss + sum_k y_k v_k(x) - (penalty / 2) |y|^2,       0 <= y_k <= most
+
+v_k <= 0 is what is asked for. Let r_gc be the part of the rows of group g and class c that are taken for
+positive. Every rule here is linear in these rates, v = M r + b:
+
+    neyman-pearson    1 - r_1 - limit                       of the positives at most `limit` are missed
+    equalised-odds    +(r_gc - r_c) - limit, -(r_gc - r_c) - limit     for each g and c; r_c is of all groups
+
+Training cannot count: a row is taken for positive by sigmoid(sharpness * output), a number between 0 and 1,
+and r_gc is the mean of those. What is reported as a violation is counted, with output > 0.
+
+At a saddle with all y_k below `most` the limits hold for these soft rates on the training rows, up to
+penalty * y_k. Nothing is promised for counted rates or for test rows: that is measured. A y_k that stays at
+`most` says that the limits cannot all be met, or that `most` is too small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot, softplus
+
+from fedsaddle.core import Pair
+from fedsaddle.data.datasets import scaled
+from fedsaddle.errors import BadInput, unknown, without_effect
+from fedsaddle.metric import Metric
+from fedsaddle.problem import Batch
+from fedsaddle.problems.tabled import Rows, Tabled
+from fedsaddle.projections import box
+from fedsaddle.ranges import Above0, NotNegative, Rate
+
+RULES = ("neyman-pearson", "equalised-odds")
+
+
+class Rates(NamedTuple):
+    """What is taken for positive, of each kind of row."""
+
+    soft: Tensor  # (kind,)
+    hard: Tensor  # (kind,): counted
+    count: Tensor  # type: ignore[assignment]  # (kind,): its rows; not a tuple's method
+    loss: Tensor  # the mean over all rows
+    error: Tensor  # the part of all rows that is wrong
+
+
+@dataclass(frozen=True)
+class Limits(Tabled):
+    """A classifier whose error rates are limited."""
+
+    rule: Literal["neyman-pearson", "equalised-odds"] = "neyman-pearson"
+    limit: Rate = 0.1
+    groups: str = ""  # of equalised-odds: one of the dataset's, such as sex
+    sharpness: Above0 = 1.0
+    most: Above0 = 10.0
+    penalty: NotNegative = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise unknown("rule", self.rule, RULES)
+        if self.rule == "equalised-odds" and not self.groups:
+            raise BadInput(
+                f"equalised-odds needs groups, one of: {', '.join(self.data.groups) or 'none are known'}"
+            )
+        super().__post_init__()
+        self.count  # noqa: B018
+
+    @property
+    def notes(self) -> list[str]:
+        idle = (
+            {} if self.rule == "equalised-odds" else {"groups": "neyman-pearson looks at all rows together"}
+        )
+        return super().notes + without_effect(self, idle)
+
+    # --- kinds of rows, and the limits as linear functions of their rates ---
+
+    @cached_property
+    def _groups(self) -> tuple[int, Tensor, Tensor]:
+        """How many groups there are, each training row's and each test row's."""
+        if self.rule == "neyman-pearson":
+            return 1, torch.zeros_like(self.data.labels), torch.zeros_like(self.data.test_labels)
+        names, rows, test_rows = self.grouped(self.groups)
+        return len(names), rows, test_rows
+
+    def columns(self, test: bool) -> Rows:
+        """A row is of kind 2 g + c."""
+        found, (_, rows, test_rows) = super().columns(test), self._groups
+        positive = found["label"] == self.target
+        return found | {"positive": positive, "kind": 2 * (test_rows if test else rows) + positive.long()}
+
+    @cached_property
+    def count(self) -> Tensor:
+        """The training rows of each kind."""
+        groups = self._groups[0]
+        found = torch.bincount(self.federation.rows["kind"], minlength=2 * groups)
+        if not found.all():
+            raise BadInput(
+                f"{self.dataset}: of {groups} groups with two classes each, {int((found == 0).sum())} kinds "
+                "have no training rows, so no rate can be limited there; choose other groups"
+            )
+        return found
+
+    def limits(self, count: Tensor) -> tuple[Tensor, Tensor]:
+        """M and b, where each kind has so many rows."""
+        if self.rule == "neyman-pearson":
+            return count.new_tensor([[0.0, -1.0]]), count.new_tensor([1 - self.limit])
+        of_class = count.view(-1, 2).sum(0).clamp(min=1).repeat(len(count) // 2)  # (kind,)
+        same = torch.eye(2, dtype=count.dtype, device=count.device).repeat(len(count) // 2, len(count) // 2)
+        apart = torch.eye(len(count), dtype=count.dtype, device=count.device) - same * (count / of_class)
+        return torch.cat([apart, -apart]), torch.full_like(torch.cat([count, count]), -self.limit)
+
+    @cached_property
+    def _trained(self) -> tuple[Tensor, Tensor]:
+        return self.limits(self.count.double())
+
+    def init(self, seed: int) -> Pair:
+        """PyTorch's initialisation of the network; y = 0, as if there were no limits."""
+        x = self.model.init(seed)
+        return Pair(x, torch.zeros(len(self._trained[1]), dtype=x.dtype))
+
+    def project(self, z: Pair) -> Pair:
+        return Pair(z.x, box(z.y, 0.0, self.most))
+
+    # --- the Lagrangian ---
+
+    def loss(self, z: Pair, xi: Batch) -> Tensor:
+        outputs = self.model(z.x, scaled(xi.rows["input"], z.x.dtype)).squeeze(1)
+        m, b = (one.to(z.y.device, z.y.dtype) for one in self._trained)
+        count = self.count.to(z.y.device, z.y.dtype)
+        force = (z.y @ m) / count  # of a row of each kind
+        row = self.harm(outputs, xi.rows["positive"]) / count.sum()
+        row = row + force[xi.rows["kind"]] * torch.sigmoid(self.sharpness * outputs)
+        return xi.mean(xi.rows["share"] * row) + z.y @ b - self.penalty / 2 * z.y.square().sum()
+
+    def harm(self, outputs: Tensor, positive: Tensor) -> Tensor:
+        """The cross entropy of each row."""
+        return softplus(torch.where(positive, -outputs, outputs))
+
+    # --- how a point is judged ---
+
+    def rates(self, x: Tensor, rows: Rows) -> Rates:
+        outputs = self.output(x, rows["input"]).squeeze(1)
+        member = one_hot(rows["kind"], len(self.count)).to(outputs.dtype)  # (row, kind)
+        count, taken = member.sum(0), (outputs > 0).to(outputs.dtype)
+        soft = torch.sigmoid(self.sharpness * outputs)
+
+        def by_kind(values: Tensor) -> Tensor:
+            """Of a kind without rows, that of its class, so that it is not apart from it."""
+            sums = values @ member
+            of_class = (sums.view(-1, 2).sum(0) / count.view(-1, 2).sum(0).clamp(min=1)).repeat(
+                len(count) // 2
+            )
+            return torch.where(count > 0, sums / count.clamp(min=1), of_class)
+
+        wrong = ((outputs > 0) != rows["positive"]).to(outputs.dtype)
+        loss = self.harm(outputs, rows["positive"]).mean()
+        return Rates(by_kind(soft), by_kind(taken), count, loss, wrong.mean())
+
+    def measure(self, z: Pair) -> dict[str, Tensor]:
+        """Error, rates and violations as counted on both halves, and the Lagrangian on the training rows."""
+        train, test = (self.rates(z.x, rows.to(z.x.device).rows) for rows in (self.federation, self.test))
+        m, b = self.limits(train.count)
+        soft, hard = m @ train.soft + b, m @ train.hard + b
+        test_m, test_b = self.limits(test.count)
+        best = (soft / self.penalty if self.penalty else soft.sign() * self.most).clamp(0, self.most)
+
+        def lagrangian(y: Tensor) -> Tensor:
+            return train.loss + y @ soft - self.penalty / 2 * y.square().sum()
+
+        found = {
+            "test_error": test.error,
+            "violation": (test_m @ test.hard + test_b).max().clamp(min=0),
+            "train_violation": hard.max().clamp(min=0),
+            "soft_violation": soft.max().clamp(min=0),
+        }
+        by_class = test.hard.view(-1, 2)
+        if self.rule == "neyman-pearson":
+            found |= {"missed": 1 - by_class[0, 1], "alarms": by_class[0, 0]}
+        else:
+            found["odds_gap"] = (by_class.amax(0) - by_class.amin(0)).max()
+        return found | {
+            "phi": lagrangian(best),
+            "loss": lagrangian(z.y),
+            "largest_multiplier": z.y.max(),
+        }
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        rates = ("missed", "alarms") if self.rule == "neyman-pearson" else ("odds_gap",)
+        return {
+            "test_error": Metric("low", rows="test"),
+            "violation": Metric("low", rows="test"),
+            "train_violation": Metric("low", rows="train"),
+            "soft_violation": Metric("low", rows="train"),
+            **{name: Metric("low", rows="test") for name in rates},
+            "phi": Metric("low", rows="train"),
+            "loss": Metric("low", rows="train"),
+            "largest_multiplier": Metric("low", rows="none"),
+        }

@@ -1,0 +1,147 @@
+"""Partial AUC: rank positives above those negatives that would be false alarms first.
+
+With s the score of a row, in [0, 1], and Q the weights on n negatives with 0 <= q_j <= 1 / (beta n), sum 1,
+
+    P(s) = max over q in Q of  mean_i sum_j q_j (1 - s_i + s_j)^2
+
+The squares grow with s_j, so the best q is 1 / (beta n) on the part beta of the negatives that score highest
+(CVaR): P is the squared surrogate of 1 - the partial AUC at false-alarm rates up to beta. With m+ the mean
+of the positives' scores and m_q that of the negatives' under q, the mean of the squares is
+
+    Var+(s) + Var_q(s) + (1 + m_q - m+)^2 = min_a E+(s-a)^2 + min_b E_q(s-b)^2 + 1
+                                            + max_alpha [ 2 (1+alpha)(m_q - m+) - alpha^2 ]
+
+as for AUC. What is left is E_q h, h(s) = (s-b)^2 + 2 (1+alpha) s, without knowing who scores highest. h grows
+with s where s > b - 1 - alpha, so the mean of its top part is h(t) + E-(h(s) - h(t))_+ / beta at its least
+over t, and there the bracket is (s-t)_+ (s + t - 2b + 2 (1+alpha)). So x = (network, a, b, t), y = alpha:
+
+    F = 1 + E+[ (s-a)^2 - 2 (1+alpha) s ] + h(t) + E-[ (s-t)_+ (s + t - 2b + 2 (1+alpha)) ] / beta - alpha^2
+
+F is a parabola in alpha, convex in a and b, and dF/dt = 2 (t - b + 1 + alpha)(1 - P-(s > t) / beta): for
+alpha > b - 1 - t it falls up to the threshold that the part beta of negatives exceeds, and rises after,
+whatever the others are. So for fixed scores the saddle over (a, b, t; alpha) is P, with b = m_q,
+alpha = m_q - m+ > b - 1 - t. Each row's part is its own: no pairs, no ranking of other clients' rows.
+beta = 1 is AUC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from fedsaddle.core import Pair, Range
+from fedsaddle.data.datasets import scaled
+from fedsaddle.errors import BadInput, unknown
+from fedsaddle.metric import Metric
+from fedsaddle.problem import Batch
+from fedsaddle.problems.tabled import Rows, Tabled
+from fedsaddle.projections import box
+from fedsaddle.scores import auroc, partial_auroc
+
+WEIGHTS = ("cvar", "all")
+EXTRA = 3  # numbers of x beside the network: a, b and t
+
+
+@dataclass(frozen=True)
+class PartialAUC(Tabled):
+    """One class against the others, judged at few false alarms."""
+
+    fpr: Annotated[float, Range(above=0, most=1)] = 0.1  # false-alarm rates up to this
+    weights: Literal["cvar", "all"] = "cvar"  # on negatives: on the highest of them, or as in AUC
+
+    def __post_init__(self) -> None:
+        if self.weights not in WEIGHTS:
+            raise unknown("weights", self.weights, WEIGHTS)
+        super().__post_init__()
+        for rows, labels in (("training", self.data.labels), ("test", self.data.test_labels)):
+            if not 0 < (labels == self.target).float().mean() < 1:
+                raise BadInput(f"{self.dataset}: the {rows} rows must hold positives and negatives")
+
+    @property
+    def beta(self) -> float:
+        """The part of the negatives that is learnt from."""
+        return self.fpr if self.weights == "cvar" else 1.0
+
+    def columns(self, test: bool) -> Rows:
+        found = super().columns(test)
+        return {"input": found["input"], "label": found["label"], "positive": found["label"] == self.target}
+
+    @cached_property
+    def count(self) -> tuple[float, float]:
+        """Positives and negatives of all clients, which a server can add up from two numbers of each."""
+        positive = self.federation.rows["positive"]
+        return float(positive.sum()), float((~positive).sum())
+
+    def init(self, seed: int) -> Pair:
+        """PyTorch's initialisation of the network; t = 1, which nobody exceeds, and comes down."""
+        return Pair(torch.cat([self.model.init(seed), torch.ones(EXTRA)]), torch.zeros(1))
+
+    def project(self, z: Pair) -> Pair:
+        """Means and thresholds of scores are in [0, 1], their differences in [-1, 1]."""
+        weights, extra = z.x.split([self.model.size, EXTRA])
+        return Pair(torch.cat([weights, box(extra, 0.0, 1.0)]), box(z.y, -1.0, 1.0))
+
+    def scores(self, weights: Tensor, inputs: Tensor) -> Tensor:
+        return torch.sigmoid(self.model(weights, scaled(inputs, weights.dtype)).squeeze(1))
+
+    def rows_part(
+        self, s: Tensor, positive: Tensor, a: Tensor, b: Tensor, t: Tensor, alpha: Tensor
+    ) -> Tensor:
+        """The part of F that a row has, of a positive or of a negative."""
+        up = (s - a) ** 2 - 2 * (1 + alpha) * s
+        down = torch.relu(s - t) * (s + t - 2 * b + 2 * (1 + alpha)) / self.beta
+        return torch.where(positive, up, down)
+
+    def rest(self, b: Tensor, t: Tensor, alpha: Tensor) -> Tensor:
+        """The part of F that is nobody's."""
+        return 1 + (t - b) ** 2 + 2 * (1 + alpha) * t - alpha**2
+
+    def loss(self, z: Pair, xi: Batch) -> Tensor:
+        weights, a, b, t = z.x.split([self.model.size, 1, 1, 1])
+        positive, (ones, zeros) = xi.rows["positive"], self.count
+        part = self.rows_part(self.scores(weights, xi.rows["input"]), positive, a, b, t, z.y)
+        worth = xi.rows["share"] * torch.where(positive, 1 / ones, 1 / zeros)
+        return xi.mean(worth * part) + self.rest(b, t, z.y).sum()
+
+    def surrogate(self, s: Tensor, positive: Tensor) -> Tensor:
+        """P, from all scores at once; what F is at its saddle."""
+        one, n = positive.to(s.dtype), self.beta * (~positive).sum()
+        # The k-th highest negative has all of its weight if k <= beta n, and the next one what is left.
+        ranked = torch.where(positive, -1.0, s).sort(descending=True).values
+        q = (n - torch.arange(len(s), dtype=s.dtype, device=s.device)).clamp(0, 1) / n
+        mean, high = s @ one / one.sum(), ranked @ q
+        spread = (s - mean).square() @ one / one.sum() + (ranked - high).square() @ q
+        return spread + (1 + high - mean) ** 2
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        guess = self.fpr / 2
+        return {
+            "test_pauc": Metric("high", rows="test", chance=guess),
+            "test_auc": Metric("high", rows="test", chance=0.5),
+            "train_pauc": Metric("high", rows="train", chance=guess),
+            "surrogate": Metric("low", rows="train"),
+            "loss": Metric("low", rows="train"),
+            "alarm_rate": Metric("low", rows="none"),
+        }
+
+    def measure(self, z: Pair) -> dict[str, Tensor]:
+        """Partial AUC on both halves, AUC, the surrogate, F, and the part of negatives above t."""
+        train, test = (rows.to(z.x.device).rows for rows in (self.federation, self.test))
+        weights, a, b, t = z.x.split([self.model.size, 1, 1, 1])
+        s, unseen = (torch.sigmoid(self.output(weights, rows["input"]).squeeze(1)) for rows in (train, test))
+        positive, (ones, zeros) = train["positive"], self.count
+        part = self.rows_part(s, positive, a, b, t, z.y)
+        loss = (part * torch.where(positive, 1 / ones, 1 / zeros)).sum() + self.rest(b, t, z.y).sum()
+        return {
+            "test_pauc": partial_auroc(unseen, test["positive"], self.fpr),
+            "test_auc": auroc(unseen, test["positive"]),
+            "train_pauc": partial_auroc(s, positive, self.fpr),
+            "surrogate": self.surrogate(s, positive),
+            "loss": loss,
+            "alarm_rate": ((s > t) & ~positive).sum() / zeros,
+        }

@@ -1,0 +1,133 @@
+"""What the tasks on tables of people share: rows on natural clients, a network, and the groups of a row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedsaddle import networks
+from fedsaddle.core import Count, Pair
+from fedsaddle.data.datasets import Dataset, scaled
+from fedsaddle.data.federated import chunks, dataset_named
+from fedsaddle.data.partition import divide, idle_dials, in_pieces
+from fedsaddle.errors import unknown, without_effect
+from fedsaddle.networks import Network
+from fedsaddle.problem import Federation, Measured
+from fedsaddle.ranges import CountOr0, Seed, check
+
+Rows = dict[str, Tensor]
+NETS = ("logistic", "mlp")
+
+
+@dataclass(frozen=True)
+class Tabled(Measured):
+    """The dials of such a task, and what follows from them.."""
+
+    dataset: str = "digits"
+    partition: str = "iid"  # column, iid, label or dirichlet
+    clients: Count = 50  # of column, as many as its values
+    alpha: float = 0.5  # of dirichlet
+    most_rows: CountOr0 = 0  # of a client; one with more is cut into several, and with 0 none is
+    network: Literal["logistic", "mlp"] = "logistic"
+    hidden: Count = 64  # of mlp
+    seed: Seed = 0  # of the partition
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.network not in NETS:
+            raise unknown("network", self.network, NETS)
+        self.federation  # noqa: B018  what cannot be had is refused here
+
+    @property
+    def notes(self) -> list[str]:
+        """What was asked for and has no effect."""
+        idle = idle_dials(self.partition)
+        if self.most_rows:
+            idle.pop("seed", None)
+        if self.partition == "column":
+            idle["clients"] = f"of partition column there are as many as the data say, {len(self.parts)}"
+        if self.network == "logistic":
+            idle["hidden"] = "it is of network mlp, not of logistic"
+        return without_effect(self, idle)
+
+    @cached_property
+    def data(self) -> Dataset:
+        return dataset_named(self.dataset)
+
+    @cached_property
+    def parts(self) -> list[Tensor]:
+        """The numbers of each client's rows."""
+        data = self.data
+        parts = divide(data.labels, self.partition, self.clients, self.alpha, self.seed, data.owners)
+        return in_pieces(parts, self.most_rows, self.seed) if self.most_rows else parts
+
+    @cached_property
+    def holders(self) -> Tensor:
+        """The number of each training row's client."""
+        found = torch.empty(len(self.data.labels), dtype=torch.int64)
+        for client, rows in enumerate(self.parts):
+            found[rows] = client
+        return found
+
+    @cached_property
+    def federation(self) -> Federation:
+        order = torch.cat(self.parts)
+        sizes = torch.tensor([len(part) for part in self.parts])
+        rows = {name: table[order] for name, table in self.columns(test=False).items()}
+        # A client divides by its rows and the server by the clients: `share` takes both back. Then the mean
+        # over clients of share / n is the mean over n rows, whoever holds them.
+        share = sizes.repeat_interleave(sizes) * float(len(sizes))
+        return Federation({**rows, "share": share}, sizes)
+
+    @cached_property
+    def test(self) -> Federation:
+        rows = self.columns(test=True)
+        return Federation(rows, torch.tensor([len(rows["label"])]))
+
+    def columns(self, test: bool) -> Rows:
+        """What is known of each row, in the order of the data."""
+        data = self.data
+        if test:
+            return {"input": data.test_inputs, "label": data.test_labels}
+        return {"input": data.inputs, "label": data.labels}
+
+    def grouped(self, what: str) -> tuple[tuple[str, ...], Tensor, Tensor]:
+        """A way to tell rows apart: the names of the groups, each training row's and each test row's."""
+        data = self.data
+        if what == "class":
+            return data.classes, data.labels, data.test_labels
+        if what not in data.groups:
+            raise unknown("groups", what, ("class", *data.groups))
+        found = data.groups[what]
+        return found.names, found.rows, found.test_rows
+
+    @cached_property
+    def target(self) -> int:
+        """The number of the class to be found: the second of two, or the first of more."""
+        return 1 if len(self.data.classes) == 2 else 0
+
+    @property
+    def outputs(self) -> int:
+        return 1
+
+    @cached_property
+    def model(self) -> Network:
+        features, outputs = math.prod(self.data.inputs.shape[1:]), self.outputs
+        if self.network == "logistic":
+            return Network(lambda: networks.logistic(features, outputs))
+        return Network(lambda: networks.mlp(features, outputs, self.hidden))
+
+    def models(self, z: Pair) -> dict[str, nn.Module]:
+        """The classifier: of scaled inputs its outputs are logarithms of odds."""
+        module = self.model.build()
+        nn.utils.vector_to_parameters(z.x[: self.model.size].detach().cpu().float(), module.parameters())
+        return {"classifier": module.requires_grad_(False).eval()}
+
+    def output(self, weights: Tensor, inputs: Tensor) -> Tensor:
+        """The network's outputs (row, output) for many rows."""
+        return torch.cat([self.model(weights, scaled(some, weights.dtype)) for (some,) in chunks(inputs)])
