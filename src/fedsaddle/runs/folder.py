@@ -24,6 +24,7 @@ from fedsaddle.metric import declared
 from fedsaddle.pictures import grid, over_rounds
 from fedsaddle.problem import Pictured
 from fedsaddle.runs.checkpoints import FORMAT, bytes_of, read_checkpoint, read_state, state_of
+from fedsaddle.runs.details import keep_details, keep_originals
 from fedsaddle.runs.files import as_json, sha256, verified, write_atomically
 from fedsaddle.runs.plan import Plan
 from fedsaddle.runs.tables import HISTORY, KEYS, Table, header, own_rows
@@ -330,6 +331,7 @@ class RunFolder:
         if HISTORY in self.tables:
             self.tables[HISTORY].append("".join(line(told) for told in stop.history))
         if isinstance(study.problem, Pictured):
+            keep_originals(self.path, study.problem)
             firsts = {study.names.index(name) for name in set(study.names)}
             for lane in (row.lane for row in stop.rows if row.lane in firsts):
                 for what, pictures in study.problem.pictures(points(stop.lanes.server)[lane]).items():
@@ -359,6 +361,7 @@ class RunFolder:
             data = save(tensors)
             write_atomically(self.path / "final" / f"{name}.safetensors", data)
             self.done[name] = sha256(data)
+        keep_details(self.path, self.plan, key, stop)
         file = f"kept/{list(self.plan.studies).index(key)}-{stop.round}.safetensors"
         if bytes_of(stop.lanes) <= KEEP:
             self._saved["kept"][key] = self._write_state(key, stop, file)
