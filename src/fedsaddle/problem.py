@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -213,6 +213,60 @@ class Modelled(Protocol):
 
         First the one that a person wants: plain modules on the CPU, in eval mode, ready to use.
         """
+
+
+class Detail(NamedTuple):
+    """A table about one point, and how a report draws it.
+
+    line        x, y                        such as a ROC curve
+    bars        names, heights ...          such as classes
+    histogram   from, to, counts ...        such as scores
+    clients     names, a value ...          who is served badly: the distribution, and the worst by name
+    """
+
+    kind: Literal["line", "bars", "histogram", "clients"]
+    columns: dict[str, list[Any]]  # numbers; but names, the first column of bars and clients, may be text
+    better: Literal["high", "low", "neither"] = "high"
+
+    @property
+    def length(self) -> int:
+        return max(map(len, self.columns.values()), default=0)
+
+    @property
+    def valid(self) -> bool:
+        """Whether it is what it should be. Types alone do not hold where a person or a disk wrote it."""
+        shapes = {"line": (2, 2, 0), "bars": (2, 20, 1), "histogram": (3, 20, 0), "clients": (2, 20, 1)}
+        if self.kind not in shapes or self.better not in ("high", "low", "neither"):
+            return False
+        least, most, names = shapes[self.kind]
+        columns = list(self.columns.values())
+        return (
+            least <= len(columns) <= most
+            and all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns)
+            and all(isinstance(one, str | int | float) for column in columns[:names] for one in column)
+            and all(_is_number(one) for column in columns[names:] for one in column)
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e150
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A task that can tell more of a point than its metrics."""
+
+    def details(self, z: Pair) -> dict[str, Detail]:
+        """Tables by their titles. A run folder keeps them of every seed's end, and reports draw them."""
+
+
+def client_means(federation: Federation, values: Tensor) -> list[float]:
+    """The mean of values (row,) over each client's rows."""
+    sizes = federation.sizes.to(values.device)
+    owner = torch.repeat_interleave(torch.arange(len(sizes), device=values.device), sizes)
+    sums = torch.zeros(len(sizes), dtype=torch.float64, device=values.device)
+    means: list[float] = (sums.index_add(0, owner, values.to(torch.float64)) / sizes).tolist()
+    return means
 
 
 Counts = dict[str, int]

@@ -112,13 +112,21 @@ def _chosen_by(bench: Bench, sweep: Sweep, asked: bool) -> tuple[str, bool]:
     problem = bench.problem
     check_declared(problem, problem.evaluate(problem.init(bench.seeds[0]).to(bench.device)))
     metrics = list(problem.metrics)
-    blind = [name for name in metrics if problem.metrics[name].rows != "test"]
+    able = [name for name in metrics if problem.metrics[name].ranks]
+    blind = [name for name in able if problem.metrics[name].rows != "test"]
+    if not able:
+        raise BadInput(f"no metric says which setting is better; {', '.join(metrics)} are values of the game")
     if sweep.by is None:
         if not blind:
-            raise BadInput(f"every metric looks at test rows; if you mean it, say --by {metrics[0]}")
+            raise BadInput(f"every metric looks at test rows; if you mean it, say --by {able[0]}")
         return blind[0], False
     if sweep.by not in metrics:
         raise unknown("metric in sweep.by", sweep.by, metrics)
+    if sweep.by not in able:
+        raise BadInput(
+            f"sweep.by is {sweep.by}, a value of the game that is better neither high nor low: choose one of "
+            f"{', '.join(able)}"
+        )
     if sweep.by in blind:
         return sweep.by, False
     if not asked and not sweep.by_test:

@@ -28,6 +28,7 @@ from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.metric import Metric
 from fedsaddle.networks import NETWORKS, Network, arguments_for, network_named
 from fedsaddle.problem import Batch, Counts, Facts, Federation, Measured
+from fedsaddle.problems.details import ranking_details
 from fedsaddle.ranges import Seed, check
 from fedsaddle.scores import auroc, average_precision
 
@@ -40,7 +41,7 @@ METRICS = {
     "validation_auc": Metric("high", rows="validation", chance=HARDLY),
     "train_auc": Metric("high", rows="train", chance=HARDLY),
     "test_precision": Metric("high", rows="test"),
-    "loss": Metric("low", rows="train"),
+    "loss": Metric("neither", rows="train"),
     "grad_phi": Metric("low", rows="train"),
 }
 
@@ -265,7 +266,7 @@ class AUC(Measured):
         )
 
     @cached_property
-    def _test(self) -> Federation:
+    def test_rows(self) -> Federation:
         return self._held_out(self.data.test_inputs, self.data.test_labels)
 
     @cached_property
@@ -361,7 +362,7 @@ class AUC(Measured):
         """AUC on both halves, average precision, the loss, and if asked for |grad Phi|."""
         rows = self.federation.to(z.x.device).rows
         train, positive = rows["input"], rows["positive"]
-        unseen = self._test.to(z.x.device).rows
+        unseen = self.test_rows.to(z.x.device).rows
         test, test_positive = self.all_scores(z.x, unseen["input"]), unseen["positive"]
         if self.away:
             return {
@@ -379,6 +380,8 @@ class AUC(Measured):
             "loss": self.objective(s, positive, z.x[-2], z.x[-1], z.y[0]).mean(),
         }
         return found | ({"grad_phi": self._slope(z, s).norm()} if self.grad_phi else {})
+
+    details = ranking_details
 
     def _slope(self, z: Pair, s: Tensor) -> Tensor:
         """The gradient of Phi = max_y f at x, where all training rows have these scores."""

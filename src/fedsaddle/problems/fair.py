@@ -26,7 +26,7 @@ from fedsaddle.data.reading import Reader
 from fedsaddle.errors import without_effect
 from fedsaddle.metric import Metric
 from fedsaddle.networks import Network
-from fedsaddle.problem import Batch, Federation, Measured
+from fedsaddle.problem import Batch, Detail, Federation, Measured, client_means
 from fedsaddle.projections import simplex
 from fedsaddle.ranges import NotNegative, Seed, check
 
@@ -124,8 +124,20 @@ class Fair(Measured):
             "test_accuracy": Metric("high", rows="test", chance=self.data.majority),
             "worst_loss": Metric("low", rows="test"),
             "train_worst_loss": Metric("low", rows="train"),
-            "loss": Metric("low", rows="train"),
-            "largest_weight": Metric("low", rows="none"),
+            "loss": Metric("neither", rows="train"),
+            "largest_weight": Metric("neither", rows="none"),
+        }
+
+    def details(self, z: Pair) -> dict[str, Detail]:
+        """Each class, with the weight that y gives it; and each client's loss, by its own rows."""
+        held, test = (rows.to(z.x.device) for rows in (self.federation, self.test))
+        losses, errors = self.by_class(z.x, test.rows)
+        own = losses[held.rows["label"]]  # what a client's classes cost on rows that nobody has seen
+        classes = {"class": list(self.data.classes), "test accuracy": (1 - errors).tolist()}
+        clients = {"client": list(range(len(held))), "test loss of its classes": client_means(held, own)}
+        return {
+            "Classes": Detail("bars", {**classes, "weight": z.y.tolist()}),
+            "Clients": Detail("clients", clients, better="low"),
         }
 
     @cached_property

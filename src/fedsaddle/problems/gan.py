@@ -197,6 +197,12 @@ class GAN:
         fake = self.generate(z.x, PICTURES_TOGETHER)[0][:SHOWN]
         return {"samples": ((fake + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)}
 
+    def originals(self) -> dict[str, Tensor]:
+        """As many real pictures, evenly chosen from the test rows, to be laid beside the generated ones."""
+        rows = self.data.test_inputs
+        real = scaled(rows[torch.arange(SHOWN) * len(rows) // SHOWN], torch.float32)
+        return {"samples": ((real + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)}
+
     @cache  # noqa: B019  a problem lives as long as its program
     def _judge(self, device: torch.device) -> tuple[Judge, scores.Moments]:
         """Who judges, and what it sees in the test rows."""
@@ -212,7 +218,10 @@ class GAN:
         found = {"fid": distance}
         if self.judge != "inception":
             found = {"inception_score": Metric("high", rows="none"), "frechet": distance}
-        return found | {"f": Metric("low", rows="test"), "generator_loss": Metric("low", rows="none")}
+        return found | {
+            "f": Metric("neither", rows="test"),
+            "generator_loss": Metric("neither", rows="none"),
+        }
 
     def evaluate(self, z: Pair) -> dict[str, float]:
         """Inception Score and Frechet distance by a classifier, or FID by Inception; both players' losses."""

@@ -30,7 +30,7 @@ from fedsaddle.data.reading import Reader
 from fedsaddle.errors import BadInput, without_effect
 from fedsaddle.metric import Metric
 from fedsaddle.networks import Network
-from fedsaddle.problem import Batch, Federation, Measured
+from fedsaddle.problem import Batch, Detail, Federation, Measured, client_means
 from fedsaddle.projections import ball, box
 from fedsaddle.ranges import Above0, CountOr0, NotNegative, Seed, check
 
@@ -229,9 +229,19 @@ class Robust(Measured):
             "test_accuracy": Metric("high", rows="test", chance=self.data.majority),
             "robust_accuracy": Metric("high", rows="test"),
             "pgd_accuracy": Metric("high", rows="test"),
-            "y_norm": Metric("low", rows="none"),
-            "loss": Metric("low", rows="train"),
+            "y_norm": Metric("neither", rows="none"),
+            "loss": Metric("neither", rows="train"),
         }
+
+    def details(self, z: Pair) -> dict[str, Detail]:
+        """How each client's rows fare, moved by y."""
+        held = self.federation.to(z.x.device)
+        rows = chunks(held.rows["input"], held.rows["label"])
+        right = torch.cat(
+            [self.model(z.x, scaled(some, z.x.dtype).flatten(1) + z.y).argmax(1) == own for some, own in rows]
+        )
+        clients = {"client": list(range(len(held))), "training accuracy under y": client_means(held, right)}
+        return {"Clients": Detail("clients", clients)}
 
     def measure(self, z: Pair) -> dict[str, Tensor]:
         """The robust losses, accuracies on test rows as they are, moved by the worst y, and under PGD."""

@@ -251,7 +251,7 @@ def task(
         raise BadInput(f"loss must be a function of (x, y, batch), got {shown(loss)}")
     if not isinstance(data, Clients):
         raise BadInput(f"data must be made by fs.clients(...), got {shown(data)}")
-    told = dict(metrics) if metrics else {"loss": Metric("low", rows="train")}
+    told = dict(metrics) if metrics else {"loss": Metric("neither", rows="train")}
     for key, metric in told.items():
         if not isinstance(metric, Metric) or not metric.valid:
             raise BadInput(f"metrics['{key}'] must be such as {SUCH[:-1]}, of=rule), got {shown(metric)}")

@@ -26,6 +26,7 @@ from fedsaddle.pictures import grid, over_rounds
 from fedsaddle.problem import Pictured
 from fedsaddle.runs.best import Best, Seen
 from fedsaddle.runs.checkpoints import FORMAT, bytes_of, read_checkpoint, read_state, state_of, versions
+from fedsaddle.runs.details import keep_details, keep_originals
 from fedsaddle.runs.files import as_json, sha256, verified, write_atomically
 from fedsaddle.runs.models import check_models, write_models
 from fedsaddle.runs.plan import Plan
@@ -341,6 +342,7 @@ class RunFolder:
     def picture(self, study: Study, stop: Stop) -> None:
         """Keep pictures of an evaluation, if the problem makes any."""
         if isinstance(study.problem, Pictured):
+            keep_originals(self.path, study.problem)
             firsts = {study.names.index(name) for name in set(study.names)}
             for lane in (row.lane for row in stop.rows if row.lane in firsts):
                 for what, pictures in study.problem.pictures(points(stop.lanes.server)[lane]).items():
@@ -372,6 +374,7 @@ class RunFolder:
             self.done[name] = sha256(data)
         if not self.plan.by:  # of a sweep's settings, the best one is to be run again
             write_models(self.path, study, points(stop.lanes.server), self._best, self._saved["models"])
+        keep_details(self.path, self.plan, key, stop)
         file = f"kept/{list(self.plan.studies).index(key)}-{stop.round}.safetensors"
         if keep and bytes_of(stop.lanes) <= KEEP:
             self._saved["kept"][key] = self._write_state(key, stop, file, self._best.on_beat)
