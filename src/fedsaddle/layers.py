@@ -75,7 +75,7 @@ def _max_pool2d(
     return halved(input) if dials == (2, 2, 0, 1, False) and input.dim() == 4 else None
 
 
-OURS: dict[Any, Callable[..., Tensor | None]] = {
+BATCHED: dict[Any, Callable[..., Tensor | None]] = {
     torch.conv2d: _conv2d,
     torch.conv_transpose2d: _conv_transpose2d,
     torch.max_pool2d: _max_pool2d,
@@ -83,10 +83,10 @@ OURS: dict[Any, Callable[..., Tensor | None]] = {
 
 
 class Mapped(TorchFunctionMode):
-    """What `OURS` can do goes there; it gives None for what it cannot."""
+    """What `BATCHED` can do goes there; it gives None for what it cannot."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        ours = OURS.get(func)
+        ours = BATCHED.get(func)
         found = None if ours is None else ours(*args, **kwargs)
         return func(*args, **kwargs) if found is None else found

@@ -26,7 +26,7 @@ from fedsaddle.networks import Network
 Of = int | tuple[int, ...] | Tensor | nn.Module | Callable[[], nn.Module]
 
 
-class Set(Protocol):
+class ConvexSet(Protocol):
     """Where a player may be."""
 
     @property
@@ -131,11 +131,11 @@ class Applied:
 
 
 @dataclass(frozen=True, eq=False)
-class Player:
+class TaskPlayer:
     """One player of a task."""
 
     called: str  # x or y
-    set: Set
+    set: ConvexSet
     network: Network | None  # without one, it is a vector
     start: Tensor  # of a vector, in its shape
 
@@ -152,21 +152,21 @@ class Player:
         return [type(self.set).__name__, *(value for name, value in vars(self.set).items() if name != "of")]
 
 
-def player(called: str, given: object) -> Player:
+def player_from(called: str, given: object) -> TaskPlayer:
     """A player from what a person gives for it."""
     own: Any = given if hasattr(given, "project") and hasattr(given, "of") else Free(given)  # type: ignore[arg-type]
     of = own.of
     if isinstance(of, Tensor):
-        return Player(called, own, None, _checked_start(called, of))
+        return TaskPlayer(called, own, None, _checked_start(called, of))
     if isinstance(of, nn.Module) or (callable(of) and not isinstance(of, type)) or _is_module(of):
-        return Player(called, own, _network(called, of), torch.zeros(0))
+        return TaskPlayer(called, own, _network(called, of), torch.zeros(0))
     shape = (of,) if isinstance(of, int) and not isinstance(of, bool) else of
     if not isinstance(shape, tuple) or not shape or not all(type(n) is int and n > 0 for n in shape):
         raise BadInput(
             f"{called} must be a function that makes a module (lambda: Net()), the shape of a vector (10), "
             f"or a set (Simplex(10)), got {shown(of)}"
         )
-    return Player(called, own, None, torch.zeros(shape))
+    return TaskPlayer(called, own, None, torch.zeros(shape))
 
 
 def _is_module(of: object) -> bool:

@@ -26,7 +26,7 @@ from fedsaddle.errors import BadInput, shown
 from fedsaddle.metric import SUCH, Metric
 from fedsaddle.problem import Batch, Federation
 from fedsaddle.problems.identity import fingerprint, hashed
-from fedsaddle.problems.players import Player, player
+from fedsaddle.problems.players import TaskPlayer, player_from
 
 Loss = Callable[[Any, Any, "BatchRows"], Any]
 
@@ -82,8 +82,8 @@ class OwnTask:
     """What `fs.task` makes: a problem like those that ship."""
 
     name: str
-    x: Player
-    y: Player
+    x: TaskPlayer
+    y: TaskPlayer
     rule: Loss
     data: Clients
     metrics: Mapping[str, Metric]
@@ -263,7 +263,7 @@ def task(
                 f"fs.clients(..., {metric.rows}=...)"
             )
     called = name or getattr(loss, "__name__", type(loss).__name__)
-    made = OwnTask(called, player("x", x), player("y", y), loss, data, told)
+    made = OwnTask(called, player_from("x", x), player_from("y", y), loss, data, told)
     _try_out(made)
     return made
 
