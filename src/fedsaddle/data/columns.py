@@ -103,7 +103,9 @@ def _of_array(values: Array, at: str, floats: torch.dtype) -> Tensor | Words:
     native = {torch.bool: "?", torch.uint8: "u1", torch.int64: "i8"}.get(kind, "f8")
     small = native == "f8" and values.dtype.itemsize < 8
     plain = numpy.ascontiguousarray(values, dtype="f4" if small else native)
-    return _of_tensor(torch.from_numpy(plain if plain.flags.writeable else plain.copy()), at, floats)
+    # A field of a structured array may lie between the places where PyTorch can read.
+    fits = plain.flags.writeable and not any(stride % plain.itemsize for stride in plain.strides)
+    return _of_tensor(torch.from_numpy(plain if fits else numpy.array(plain, order="C")), at, floats)
 
 
 def _unboxed(values: Array, at: str) -> Array:

@@ -66,7 +66,8 @@ def deal(
 
 def _one_each(source: Any, columns: list[str] | None, floats: torch.dtype) -> Dealt:
     """One table for each client."""
-    if is_one_table(source) or not isinstance(source, Iterable):
+    several = isinstance(source, list) or not is_one_table(source)  # [X, X]: clients with a column each
+    if not several or not isinstance(source, Iterable):
         raise BadInput(
             "one table needs to be told who holds a row: client='COLUMN', indices=[rows of each client] or "
             "count=NUMBER; or give a list with one table for each client"
@@ -124,8 +125,8 @@ def _by_indices(at: str, table: dict[str, Column], indices: Any) -> Dealt:
     holder = torch.full((rows,), -1)
     parts = []
     for number, (name, own) in enumerate(items):
-        column = column_of(own if len(own) else [0][:0], f"indices of client {name}", torch.float64)
-        if not len(own):
+        column = column_of(own, f"indices of client {name}", torch.float64)
+        if not rows_in(column):
             raise BadInput(f"client {name} is empty; each client needs a row")
         part = in_memory(column, "indices") if not isinstance(column, Words) else torch.zeros(0)
         if part.dtype not in (torch.int64, torch.uint8) or part.ndim != 1:
