@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import fedsaddle as fs
 from fedsaddle import problem
+from fedsaddle.border.values import identity_of
 from fedsaddle.core import Pair
 from fedsaddle.data import arrow, columns
 from fedsaddle.errors import BadInput, Notice
@@ -394,6 +395,23 @@ def test_a_table_in_files_gives_the_same_bits_as_in_memory(tmp_path, kind):
     assert everything(memory) == everything(files)
     assert played(memory) == played(files)
     assert played(memory, fs.Loop()) == played(files, fs.Loop())
+
+
+def test_another_division_of_the_same_file_is_another_task(tmp_path):
+    numpy.save(tmp_path / "input.npy", X)
+    numpy.save(tmp_path / "label.npy", Y)
+
+    def loss(x, y, batch):
+        return batch["input"].float() @ x - y**2
+
+    def told(**options):
+        data = fs.clients(tmp_path, count=4, **options)
+        task = fs.task(x=(3,), y=(1,), loss=loss, data=data)
+        return task.identity["data"], identity_of(Line(data))["rows_sha256"]
+
+    assert told() == told()
+    for other in ({"seed": 1}, {"dtype": torch.float64}):
+        assert all(a != b for a, b in zip(told(), told(**other), strict=True))
 
 
 def test_of_a_table_in_files_only_their_names_are_pickled(tmp_path):

@@ -75,6 +75,11 @@ class Federation:
         taken = {name: table[where] for name, table in self.rows.items()}
         return taken | {name: taken[name].to(file.kind) for name, file in self.files.items()}
 
+    def reading(self) -> dict[str, Tensor]:
+        """How rows are taken out of a table that stays in files: part of what makes it this federation."""
+        kinds = {name: torch.empty(0, dtype=file.kind) for name, file in self.files.items()}
+        return kinds if self.order is None else kinds | {"order of rows": self.order}
+
     def to(self, device: torch.device) -> Federation:
         """The same on a device. It is copied there once, also what stays in files elsewhere."""
         device = _one(device)

@@ -187,7 +187,7 @@ def _rows(federation: Federation) -> str:
     """A hash of all clients' data; of very much, of its shapes alone."""
     digest = hashlib.sha256()
     tables = {**federation.rows, **{f"own {name}": own for name, own in federation.own.items()}}
-    tables["sizes"] = federation.sizes
+    tables |= {"sizes": federation.sizes, **{f"read {n}": how for n, how in federation.reading().items()}}
     whole = sum(table.nbytes for table in tables.values()) <= MOST_BYTES
     for name, table in tables.items():
         digest.update(f"{name} {table.dtype} {tuple(table.shape)}\n".encode())

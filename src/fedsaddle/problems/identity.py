@@ -14,7 +14,8 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-SAMPLED = 1 << 24  # bytes of a column that are hashed; of a larger one, so many, evenly spread
+SAMPLED = 1 << 24  # bytes of a column that are hashed; of a larger one, so many
+BLOCKS = 256  # in which these lie, evenly spread
 
 
 def fingerprint(part: Any) -> str:
@@ -100,5 +101,10 @@ def hashed(tables: Mapping[str, Mapping[str, Tensor]]) -> str:
 
 
 def _bytes(column: Tensor) -> bytes:
-    some = column.detach()[:: max(1, -(-column.nbytes // SAMPLED))] if column.dim() else column.detach()
+    some = column.detach()
+    if some.nbytes > SAMPLED and some.dim():
+        # In blocks: of a column that stays in a file, rows one by one would each be a page to read.
+        rows = max(1, SAMPLED // BLOCKS * len(some) // some.nbytes)
+        starts = torch.linspace(0, len(some) - rows, BLOCKS, dtype=torch.float64).long().tolist()
+        some = torch.cat([some[start : start + rows] for start in starts])
     return some.cpu().contiguous().numpy().tobytes()

@@ -200,7 +200,7 @@ class OwnTask:
         """What makes it this task: its code and its data."""
         parts: dict[str, Any] = {"x": self.x.set.of, "y": self.y.set.of, "loss": self.rule}
         parts |= {f"metric {name}": metric.of for name, metric in self.metrics.items()}
-        tables = {"train": self.federation.rows, **self.data.held}
+        tables = {"train": self.federation.rows, **self.data.held, "read": self.federation.reading()}
         return {
             "name": self.name,
             "code": {name: fingerprint(part) for name, part in parts.items()},
