@@ -24,7 +24,7 @@ from fedsaddle import networks
 from fedsaddle.app import models
 from fedsaddle.app.run import SILENT
 from fedsaddle.blueprint import BUILDERS, Blueprint
-from fedsaddle.border.trained import choose
+from fedsaddle.border.trained import which_model
 from fedsaddle.cli import main
 from fedsaddle.data.reading import Reader
 from fedsaddle.engine.course import Row, Stop
@@ -625,4 +625,4 @@ def test_a_name_that_leaves_the_folder_is_refused(run, tmp_path, name):
     forge(bad, leave)
     with pytest.raises(BadInput, match="holds no model of"):
         fs.load(bad, seed=0)
-    assert choose(run, seed=0).algorithm == "cdma-nc"
+    assert which_model(run, seed=0).algorithm == "cdma-nc"
