@@ -731,6 +731,10 @@ QUICK = [
     ["report", "nowhere"],
     ["report", "nowhere", "--out", "page.pdf"],
     ["replay", "nowhere"],
+    ["predict", "nowhere", "rows.csv"],
+    ["export", "nowhere", "--to", "model.pt2"],
+    ["export", "nowhere", "--to", "model.pkl"],
+    ["sample", "nowhere"],
 ]
 
 

@@ -60,6 +60,8 @@ LISTED = {
     "fedsaddle run robust-mnist --device cuda": GPU,
     "fedsaddle run robust-fashion --device cuda": GPU,
     "fedsaddle report runs/gan-*": GPU,
+    "fedsaddle export runs/payments --seed 0 --to model.onnx": "needs an extra: tests/test_models.py",
+    "fedsaddle sample": "of a run of minutes: tests/test_models.py",
     "fedsaddle sweep auc-mnist": GPU,
     "python -m benchmarks": LONG,
     "python -m benchmarks.deployment": LONG,
@@ -77,6 +79,11 @@ READERS = {
     "README.md": {"my-experiment.toml": MINE},
     "docs/sweep.md": {"mine.toml": MINE},
     "docs/data.md": {"payments.csv": ("csv", 0), "payments.toml": ("toml", 0)},
+    "docs/models.md": {
+        "payments.csv": ("csv", 0, "docs/data.md"),
+        "payments.toml": ("toml", 0, "docs/data.md"),
+        "new.csv": ("csv", 0),
+    },
 }
 # Runs that a document speaks of, and how somebody has come by them.
 RUNS = {"docs/report.md": ["runs/first", "runs/second"]}
@@ -132,7 +139,8 @@ def prepare(folder: Path, document: str) -> None:
     """What a reader of the document has before its first command."""
     for name, held in READERS.get(document, {}).items():
         if isinstance(held, tuple):
-            held = [text for language, text in blocks(document) if language == held[0]][held[1]]
+            where = held[2] if len(held) > 2 else document  # which may be a page that comes before
+            held = [text for language, text in blocks(where) if language == held[0]][held[1]]
         (folder / name).write_text(held)
     for name in RUNS.get(document, []):
         words = ["run", "quadratic", "--algorithm", "cdma-nc", "--rounds", "2", "--out", name]
@@ -188,6 +196,18 @@ def runs(text: str, folder: Path, document: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def runs_after_the_first_command(text: str, folder: Path, document: str) -> None:
+    prepare(folder, document)
+    words = shlex.split(plain(ALL[document][0]))
+    subprocess.run([sys.executable, "-m", *words], cwd=folder, check=True, capture_output=True)
+    runs(text, folder, document)
+
+
+def is_given_to_a_command(text: str, folder: Path, document: str) -> None:
+    """The commands of the document read it: see READERS."""
+    assert any(held[0] == "csv" for held in READERS[document].values())
+
+
 def is_an_experiment(text: str, folder: Path, document: str) -> None:
     (folder / "mine.toml").write_text(text)
     assert load(str(folder / "mine.toml")).studies
@@ -233,7 +253,12 @@ BLOCKS = {
     ("docs/data.md", "toml"): is_tested_elsewhere,
     ("docs/deploy.md", "toml"): completes_an_experiment,
     ("docs/experiments.md", "toml"): is_an_experiment,
+<<<<<<< HEAD
     ("docs/own-task.md", "python"): runs,
+=======
+    ("docs/models.md", "csv"): is_given_to_a_command,
+    ("docs/models.md", "python"): runs_after_the_first_command,
+>>>>>>> 0e81aaa (A page about the trained model, with commands that run)
     ("docs/sweep.md", "toml"): completes_an_experiment,
 }
 ELSEWHERE = {"nginx", "ini", "dockerfile"}  # for programs that are not here

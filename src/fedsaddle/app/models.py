@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedsaddle import draws
 from fedsaddle.blueprint import Blueprint, trusted
-from fedsaddle.border.trained import Choice, check_format, choose
+from fedsaddle.border.trained import Choice, check_format, which_model
 from fedsaddle.errors import BadInput, check_count, check_seed, unknown
 from fedsaddle.pictures import grid
 from fedsaddle.problem import Modelled
@@ -45,7 +45,7 @@ def load(
         role: of a task with several networks, such as "discriminator"; by default, the first.
         task: the task itself, if it was made in Python: a folder does not hold code.
     """
-    chosen = choose(run, algorithm, seed, best)
+    chosen = which_model(run, algorithm, seed, best)
     written = read_model(chosen.folder, chosen.algorithm, chosen.seeds[0], best)
     name = _role(written, role)
     if written.blueprint is not None:
@@ -97,7 +97,7 @@ def predict(
     best: bool = False,
 ) -> Predictions:
     """The rows of a file, scored as the task scores them; with seed "all", the mean over all seeds."""
-    chosen = choose(run, algorithm, seed, best)
+    chosen = which_model(run, algorithm, seed, best)
     outputs, plan, rows = None, None, None
     for one in chosen.seeds:
         model, plan, role = _built(chosen, one)
@@ -143,7 +143,7 @@ def export(
     """Write a model so that it can be used without FedSaddle. It takes rows as they are, and scales them."""
     path = Path(to)
     form = check_format(path)
-    chosen = choose(run, algorithm, seed, best)
+    chosen = which_model(run, algorithm, seed, best)
     model, plan, name = _built(chosen, chosen.seeds[0], role)
     part, reader = plan.parts[name], plan.reader
     example = plan.example(name, max(2, plan.together))
@@ -235,7 +235,7 @@ def sample(
     """A grid of pictures that a generator makes, as a PNG file's bytes."""
     check_count("count", count, most=MOST_PICTURES)
     check_seed("the noise's seed", noise_seed)
-    chosen = choose(run, algorithm, seed, best)
+    chosen = which_model(run, algorithm, seed, best)
     model, plan, role = _built(chosen, chosen.seeds[0])
     width = plan.parts[role].noise
     if not width:

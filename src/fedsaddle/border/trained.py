@@ -36,7 +36,7 @@ class Choice(NamedTuple):
     best: bool
 
 
-def choose(
+def which_model(
     run: str | Path, algorithm: str | None = None, seed: int | str | None = None, best: bool = False
 ) -> Choice:
     """The model that is meant. An algorithm or a seed may be left out, if there is only one."""

@@ -11,11 +11,11 @@ from typing import Annotated
 
 import typer
 
-from fedsaddle.border.trained import ALL, check_format, choose
+from fedsaddle.border.trained import ALL, check_format, which_model
 from fedsaddle.errors import BadInput, check_count, check_seed
 
-Run = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
-Algorithm = Annotated[str | None, typer.Option(help="Whose model, if there are several.")]
+RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
+Whose = Annotated[str | None, typer.Option(help="Whose model, if there are several.")]
 SeedOption = Annotated[int | None, typer.Option(help="Of which seed, if there are several.")]
 BestOption = Annotated[
     bool, typer.Option("--best", help="That of the best evaluation on validation rows, not the last.")
@@ -23,15 +23,15 @@ BestOption = Annotated[
 
 
 def predict(
-    run: Run,
+    run: RunArgument,
     data: Annotated[Path, typer.Argument(help="New rows, a .csv or .npz file as the one learnt from.")],
     file: Annotated[Path | None, typer.Option("--out", help="A CSV file; without it, the terminal.")] = None,
-    algorithm: Algorithm = None,
+    algorithm: Whose = None,
     seed: Annotated[str | None, typer.Option(help="Of which seed; all: the mean over all.")] = None,
     best: BestOption = False,
 ) -> None:
     """Score new rows with a trained model, scaled as the rows that it has learnt from."""
-    choose(run, algorithm, seed if seed is None or seed.lower() != ALL else ALL, best)
+    which_model(run, algorithm, seed if seed is None or seed.lower() != ALL else ALL, best)
     if not os.path.isfile(data):
         raise BadInput(f"cannot read the table {data}: there is no such file")
     _check_place(file)
@@ -53,16 +53,16 @@ def predict(
 
 
 def export(
-    run: Run,
+    run: RunArgument,
     to: Annotated[Path, typer.Option("--to", help="MODEL.pt2, MODEL.onnx or MODEL.safetensors.")],
-    algorithm: Algorithm = None,
+    algorithm: Whose = None,
     seed: SeedOption = None,
     best: BestOption = False,
     role: Annotated[str | None, typer.Option(help="Which network, such as discriminator.")] = None,
 ) -> None:
     """Write a trained model for use without FedSaddle: torch.export, ONNX or safetensors."""
     check_format(to)
-    choose(run, algorithm, seed, best)
+    which_model(run, algorithm, seed, best)
     _check_place(to)
 
     from fedsaddle.app import models
@@ -72,10 +72,10 @@ def export(
 
 
 def sample(
-    run: Run,
+    run: RunArgument,
     count: Annotated[int, typer.Option(help="How many pictures.")] = 64,
     file: Annotated[Path, typer.Option("--out", help="A PNG file.")] = Path("grid.png"),
-    algorithm: Algorithm = None,
+    algorithm: Whose = None,
     seed: SeedOption = None,
     best: BestOption = False,
     seed_noise: Annotated[int, typer.Option(help="What the noise is drawn from.")] = 0,
@@ -85,7 +85,7 @@ def sample(
     check_seed("--seed-noise", seed_noise)
     if file.suffix.lower() != ".png":
         raise BadInput(f"--out {file}: pictures are written as .png")
-    choose(run, algorithm, seed, best)
+    which_model(run, algorithm, seed, best)
     _check_place(file)
 
     from fedsaddle.app import models

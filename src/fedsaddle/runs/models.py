@@ -93,7 +93,7 @@ def read_model(folder: Path, algorithm: str, seed: int, best: bool = False) -> W
     entry = held.get("lanes", {}).get(algorithm, {}).get(str(seed))
     if best and entry is not None:
         entry = entry.get("best")
-    if entry is None or Path(algorithm).name != algorithm:
+    if entry is None or algorithm in (".", "..") or Path(algorithm).name != algorithm:
         raise BadInput(f"{folder} holds no {'best ' if best else ''}model of {algorithm} with seed {seed}")
     place = folder / "models"
     try:
