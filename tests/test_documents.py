@@ -84,6 +84,7 @@ READERS = {
         "payments.toml": ("toml", 0, "docs/data.md"),
         "new.csv": ("csv", 0),
     },
+    "docs/plugins.md": {"moons.py": ("python", 0), "moons.toml": ("toml", 0)},
 }
 # Runs that a document speaks of, and how somebody has come by them.
 RUNS = {"docs/report.md": ["runs/first", "runs/second"]}
@@ -243,6 +244,13 @@ def is_tested_elsewhere(text: str, folder: Path, document: str) -> None:
     assert f'"{document}"' in (ROOT / "tests/test_project.py").read_text()
 
 
+def is_run_by_a_command(text: str, folder: Path, document: str) -> None:
+    """A reader has it as a file, and a command of the document runs it."""
+    prepare(folder, document)
+    (name,) = (path.name for path in folder.iterdir() if path.read_text() == text)
+    assert any(name in line for line in ALL[document] if not reason(line))
+
+
 BLOCKS = {
     ("README.md", "python"): runs,
     ("CONTRIBUTING.md", "python"): is_tested_elsewhere,
@@ -255,10 +263,12 @@ BLOCKS = {
     ("docs/experiments.md", "toml"): is_an_experiment,
 <<<<<<< HEAD
     ("docs/own-task.md", "python"): runs,
-=======
     ("docs/models.md", "csv"): is_given_to_a_command,
     ("docs/models.md", "python"): runs_after_the_first_command,
->>>>>>> 0e81aaa (A page about the trained model, with commands that run)
+=======
+    ("docs/plugins.md", "python"): is_run_by_a_command,
+    ("docs/plugins.md", "toml"): is_run_by_a_command,
+>>>>>>> wt-plugins
     ("docs/sweep.md", "toml"): completes_an_experiment,
 }
 ELSEWHERE = {"nginx", "ini", "dockerfile"}  # for programs that are not here

@@ -53,7 +53,8 @@ class Mine:
 '''
 TASKS = '''
 from __future__ import annotations
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 import fedsaddle as fs
 from fedsaddle.core import Count, Range
 
@@ -71,6 +72,20 @@ def failing(clients: int = 3):
 
 def untyped(clients):
     return fs.Quadratic(clients=clients)
+
+@dataclass(frozen=True)
+class Half:
+    clients: int = 3
+    metrics: ClassVar = {}
+    def init(self, seed): ...
+    def evaluate(self, z): ...
+    def loss(self, z, xi): ...
+
+@dataclass(frozen=True)
+class Whole(Half):
+    @property
+    def federation(self):
+        raise OSError("no such file")
 
 def open_ended(**dials):
     return fs.Quadratic(**dials)
@@ -202,13 +217,16 @@ BROKEN = {
     RULES.replace("def phases", "def phase"): "it has no method phases",
     RULES.replace("K: core.Count", "mode: str = 'a'\n    K: core.Count"): "the field 'mode' must be a number",
     RULES.replace("eta: core.StepSize\n", "eta: Nothing\n", 1): "its types cannot be read: NameError",
+    "import neighbour": "ModuleNotFoundError: No module named 'neighbour' (my_rules.py, line 1)",
     "Mine = 3": "is no algorithm: it must be a frozen dataclass",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("source", BROKEN, ids=range(len(BROKEN)))
-def test_broken_code_is_told_in_one_line(tmp_path, source):
+def test_broken_code_is_told_in_one_line(tmp_path, monkeypatch, source):
     experiment = write(tmp_path, source=source)
+    (tmp_path / "neighbour.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)  # as python -m does with the folder one is in
     with pytest.raises(BadInput, match=r"algorithms\.mine\.algorithm: ") as refused:
         load(experiment, code=[tmp_path / "my_rules.py"])
     assert BROKEN[source] in str(refused.value)
@@ -250,10 +268,12 @@ def test_the_signature_of_a_function_is_a_schema(tmp_path):
     ("name", "why"),
     [
         ("nothing", "nothing must return a problem; what it returned has no federation, metrics"),
-        ("failing", r"failing cannot be made: ZeroDivisionError: division by zero \(tasks.py, line 1\d\)"),
+        ("failing", r"failing cannot be made: ZeroDivisionError: division by zero \(tasks.py, line \d+\)"),
         ("untyped", "say the type of 'clients'"),
         ("open_ended", "each parameter must have a name of its own"),
         ("tasc", "did you mean 'task'"),
+        ("Half", "Half is no problem: it has no federation"),
+        ("Whole", r"Whole cannot be made: OSError: no such file \(tasks.py, line \d+\)"),
     ],
 )
 def test_a_function_that_makes_no_problem_is_refused(tmp_path, name, why):
@@ -547,6 +567,12 @@ def test_an_experiment_may_say_the_hash(tmp_path):
         else:
             with pytest.raises(BadInput, match=why):
                 load(str(experiment), code=[tmp_path / "my_rules.py"])
+
+
+@pytest.mark.parametrize("said", ["code=3", "code.algorithms=[1]", "code.rules={}", "code.fleets={a=1}"])
+def test_hashes_that_are_none_are_refused(tmp_path, said):
+    with pytest.raises(BadInput, match="code"):
+        load(write(tmp_path, rule="cdma-nc"), settings=[said])
 
 
 def test_a_sweep_of_ones_own_rule_ends_in_an_experiment_that_runs(tmp_path):

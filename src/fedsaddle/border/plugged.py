@@ -11,10 +11,12 @@ import dataclasses
 import hashlib
 import importlib
 import inspect
+import os
 import sys
 import traceback
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +45,7 @@ SHIPPING: dict[str, Mapping[str, Any]] = {
 }
 _NETWORKS, _DATASETS = frozenset({*NETWORKS, *PLAYERS}), frozenset({*DATASETS, *DATA})
 _OWN: set[type[Any]] = set()  # the classes that are no part of the package
+_TASKS: set[type[Any]] = set()  # those of them that are problems, or stand for a function that makes one
 
 NEEDED = {
     "algorithms": ("init", "phases"),
@@ -97,11 +100,14 @@ def plug(tables: dict[str, Any], code: Sequence[str | Path] = (), only: Sequence
 
 def _check_pins(tables: Mapping[str, Any]) -> None:
     pins = tables.get("code", {})
+    held = pins.values() if isinstance(pins, dict) else [None]
+    if not all(isinstance(own, dict) and all(isinstance(pin, dict) for pin in own.values()) for own in held):
+        raise BadInput("code holds hashes, such as [code.algorithms.'my_rules.py:Mine'] with a key sha256")
     named = {(use.group, str(use.value)) for use in plugins.uses(tables)}
-    for group, own in pins.items() if isinstance(pins, dict) else ():
+    for group, own in pins.items():
         if group not in GROUPS:
             raise unknown("key in code", str(group), GROUPS)
-        for name in own if isinstance(own, dict) else ():
+        for name in own:
             if (group, name) not in named:
                 raise BadInput(f"code.{group}.{name}: nothing in the experiment is called that")
 
@@ -130,7 +136,8 @@ def _run(source: bytes, file: Path, key: str) -> ModuleType:
     module.__file__ = str(file.resolve())
     sys.modules[called] = module  # where a dataclass looks up the types of its fields
     try:
-        exec(compile(source, str(file), "exec", dont_inherit=True), vars(module))
+        with _alone(file):
+            exec(compile(source, str(file), "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[called]
         raise BadInput(f"{file} cannot be imported: {in_a_line(error, file)}") from error
@@ -138,6 +145,17 @@ def _run(source: bytes, file: Path, key: str) -> ModuleType:
         del sys.modules[called]
         raise
     return module
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Let a file not import its neighbours, even where their folder is on the path: nobody hashes them."""
+    before, folder = list(sys.path), os.path.realpath(file.parent)
+    sys.path[:] = [one for one in before if os.path.realpath(one) != folder]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _installed(use: Use, reference: Reference | None) -> tuple[str, Reference] | None:
@@ -237,6 +255,8 @@ def _register(group: str, name: str, thing: Any) -> None:
     else:
         _check_class(group, name, thing)
         _OWN.add(thing)
+        if group == "problems":
+            _TASKS.add(thing)
         entry = {"algorithms": algorithms.Entry, "problems": problems.Entry}.get(group)
         PLUGGED[group][name] = thing if entry is None else entry(thing, summary(thing))
 
@@ -301,6 +321,7 @@ def _signed(name: str, function: Callable[..., Any]) -> type[Any]:
     )
     schema.__module__ = function.__module__
     _OWN.add(schema)
+    _TASKS.add(schema)
     return schema
 
 
@@ -310,17 +331,20 @@ def _same_again(value: Any) -> Any:
 
 def finished(one: Any) -> Any:
     """What a table has become: itself, or what the function that it is for returns."""
-    if type(one) not in _OWN:
+    if type(one) not in _TASKS:
         return one
-    make = getattr(type(one), "made_by", None)
-    if make is None:
-        return one
-    made = make(**{field.name: getattr(one, field.name) for field in dataclasses.fields(one)})
+    make, made = getattr(type(one), "made_by", None), one
+    if make is not None:
+        made = make(**{field.name: getattr(one, field.name) for field in dataclasses.fields(one)})
     missing = [name for name in ("federation", "metrics", "init", "evaluate") if name not in dir(made)]
     if not {"loss", "field"} & set(dir(made)):
         missing.append("loss (or field)")
     if missing:
-        raise BadInput(f"{make.__name__} must return a problem; what it returned has no {', '.join(missing)}")
+        whose = f"{type(one).__name__} is no problem: it"
+        if make is not None:
+            whose = f"{make.__name__} must return a problem; what it returned"
+        raise BadInput(f"{whose} has no {', '.join(missing)}")
+    made.federation, made.metrics  # noqa: B018  what cannot be had is told of now
     return made
 
 

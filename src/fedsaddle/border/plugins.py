@@ -260,7 +260,8 @@ def locate(module: str) -> Installed:
             f"there is no installed module '{module}'; install it, or name a file: my_code.py:NAME"
         )
     file, owner = Path(spec.origin).resolve(), None
-    owner = next((one for one in distributions() if _holds(one, file)), None)
+    for owns in (_holds, _points_to):
+        owner = owner or next((one for one in distributions() if owns(one, file)), None)
     if owner is None:
         raise BadInput(
             f"'{module}' ({file}) belongs to no installed package: install it (pip install -e .), "
@@ -277,18 +278,26 @@ def locate(module: str) -> Installed:
 
 
 def _holds(one: Distribution, file: Path) -> bool:
-    """Whether a file is of a distribution: it has put it there, or points to its folder."""
+    """Whether a distribution has put a file where it is."""
     root = Path(str(one.locate_file(""))).resolve()
-    if file.is_relative_to(root):
-        relative = re.escape(file.relative_to(root).as_posix())
-        if re.search(rf'^"?{relative}"?,', one.read_text("RECORD") or "", flags=re.M):
-            return True
+    if not file.is_relative_to(root):
+        return False
+    relative = re.escape(file.relative_to(root).as_posix())
+    return bool(re.search(rf'^"?{relative}"?,', one.read_text("RECORD") or "", flags=re.M))
+
+
+def _points_to(one: Distribution, file: Path) -> bool:
+    """Whether a distribution is a checkout, installed as it is, and a file is of it."""
     try:
         told = json.loads(one.read_text("direct_url.json") or "{}")
         url = urlsplit(told["url"]) if told.get("dir_info", {}).get("editable") else None
     except (ValueError, KeyError, AttributeError, TypeError):
         return False
-    return url is not None and url.scheme == "file" and file.is_relative_to(Path(unquote(url.path)).resolve())
+    if url is None or url.scheme != "file":
+        return False
+    root = Path(unquote(url.path)).resolve()
+    # A checkout often has an environment inside, and what is installed there is not its own.
+    return file.is_relative_to(root) and "site-packages" not in file.relative_to(root).parts
 
 
 def _is_for_us(one: Distribution) -> bool:

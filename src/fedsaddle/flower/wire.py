@@ -165,11 +165,12 @@ CODE = (
 
 def code_of(resolved: dict[str, Any]) -> dict[str, dict[str, str]]:
     """The hashes of the code that is not shipped, without where it lies."""
-    held = resolved.get("code", {})
-    return {
-        group: {_placeless(name): own["sha256"] for name, own in held.get(group, {}).items()}
-        for group in CODE
-    }
+    found: dict[str, dict[str, str]] = {group: {} for group in CODE}
+    for group, own in found.items():
+        for name, record in sorted(resolved.get("code", {}).get(group, {}).items()):
+            known = own.get(_placeless(name), "")  # of another file that is called the same
+            own[_placeless(name)] = known + record["sha256"]
+    return found
 
 
 OTHER_CODE = "other code"  # what a device says that does not have the server's

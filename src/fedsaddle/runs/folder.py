@@ -135,6 +135,7 @@ class RunFolder:
             kind = "sweep" if self.plan.by else "run"
             alone = f"fedsaddle {kind} --resume --out {shlex.quote(str(self.path))}"
             how = f"{alone}, which needs no other options" if self._may_grow else "the same options"
+            how = how.replace("options", "options but --code") if "code" in was else how
             raise BadInput(
                 f"{self.path} was made by another experiment ({change}): resume it with {how}, or choose "
                 "another --out"
