@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ParallelSGDA,
     )
     from fedsaddle.app.models import load
+    from fedsaddle.app.python import Swept, run, sweep
     from fedsaddle.checks import Checks
     from fedsaddle.core import (
         Algorithm,
@@ -136,6 +137,7 @@ __all__ = [
     "RobustLeastSquares",
     "Simplex",
     "StepSize",
+    "Swept",
     "ToyWGAN",
     "Trace",
     "TrimmedMean",
@@ -148,8 +150,10 @@ __all__ = [
     "make_study",
     "only_x",
     "pull",
+    "run",
     "simulate",
     "step",
+    "sweep",
     "task",
     "travelled",
     "where",
@@ -163,6 +167,7 @@ _HOMES = {
         "algorithms": "ALGORITHMS CDMAADA CDMANC CDMAONE CODAPlus CODASCA CatalystScaffoldS "
         "ExtraStep LocalSGDAPlus ParallelSGDA",
         "app.models": "load",
+        "app.python": "Swept run sweep",
         "checks": "Checks",
         "core": "Algorithm Client ControlVariates Count Exponent Gradients Message Pair "
         "Parameters Phase Positive Reply StepSize Turn Weight only_x pull step "

@@ -85,10 +85,6 @@ class Outcome:
 
     def to_pandas(self) -> Any:
         """A pandas.DataFrame, a row for each evaluation of a lane. Pandas does not come with FedSaddle."""
-        try:
-            pandas = import_module("pandas")
-        except ImportError:
-            raise BadInput("to_pandas needs pandas, which is not here: pip install pandas") from None
         names = self.names or ("",) * len(self.z)
         keys = ("algorithm", "seed", "round", "floats_up", "floats_down", "time_simulated")
         table = [
@@ -98,7 +94,7 @@ class Outcome:
             )
             for row in self.rows
         ]
-        return pandas.DataFrame(table, columns=[*keys, *(self.rows[0].metrics if self.rows else ())])
+        return pandas().DataFrame(table, columns=[*keys, *(self.rows[0].metrics if self.rows else ())])
 
     def save(self, folder: str | Path) -> Path:
         """Write a run folder, as `fs.run(..., out=folder)` would have; of pictures only the last."""
@@ -120,6 +116,14 @@ class Outcome:
             reached = max((row.round for row in ends.values()), default=0)
             told.append(f"{name}: {self.names.count(name)} seeds, {reached} rounds{mean}")
         return f"Outcome({'; '.join(told)})"
+
+
+def pandas() -> Any:
+    """Pandas, if it is here."""
+    try:
+        return import_module("pandas")
+    except ImportError:
+        raise BadInput("to_pandas needs pandas, which is not here: pip install pandas") from None
 
 
 def _above() -> Any:

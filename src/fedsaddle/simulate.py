@@ -293,7 +293,7 @@ def simulate(
         for note in notes_of([study]):
             warnings.warn(note, Notice, stacklevel=2)
         seen = sys.stderr is not None and (sys.stderr.isatty() if progress is None else progress)
-        told = _Progress(rounds) if seen else None
+        told = ProgressLine(rounds) if seen else None
         rows, events = [], []
         try:
             for stop in course(study, rounds, evaluate_every):
@@ -328,11 +328,11 @@ def simulate(
     )
 
 
-class _Progress:
+class ProgressLine:
     """One line on a terminal that is written over; elsewhere, a line for about every tenth of the way."""
 
-    def __init__(self, rounds: int) -> None:
-        self.rounds, self.began = rounds, time.monotonic()
+    def __init__(self, rounds: int, who: str = "", start: int = 0) -> None:
+        self.rounds, self.began, self.who, self.start = rounds, time.monotonic(), who, start
         self.file, self.moving = sys.stderr, sys.stderr.isatty()
         self.metric, self.told, self.width = "", -rounds, 0
 
@@ -346,9 +346,10 @@ class _Progress:
             return
         self.told = stop.round
         spent = time.monotonic() - self.began
-        pace = f"  {stop.round / max(spent, 1e-9):.3g} rounds/s" if stop.round else ""
+        played = stop.round - self.start
+        pace = f"  {played / max(spent, 1e-9):.3g} rounds/s" if played else ""
         alive = f"{sum(stop.lanes.alive)}/{len(stop.lanes.alive)} alive"
-        line = f"round {stop.round}/{self.rounds}{self.metric}  {alive}{pace}  {spent:.0f} s"
+        line = f"{self.who}round {stop.round}/{self.rounds}{self.metric}  {alive}{pace}  {spent:.0f} s"
         if self.moving:
             print(f"\r{line:<{self.width}}", end="", file=self.file, flush=True)
             self.width = len(line)

@@ -58,7 +58,20 @@ def read_tables(experiment: str) -> tuple[dict[str, Any], Path | None]:
         raise BadInput(f"{path}: nested too deep to be an experiment") from None
     if not isinstance(tables, dict):
         raise BadInput(f"{path}: expected an experiment, got {type(tables).__name__}")
+    if "python" in tables:
+        raise BadInput(_of_python(tables, path))
     return tables, path.parent
+
+
+def _of_python(tables: dict[str, Any], path: Path) -> str:
+    """Why a run that was begun in Python cannot be gone on with by name."""
+    foreign = found if isinstance(found := tables["python"], list) else []
+    what = ", ".join(map(str, foreign)) or "something"
+    call = "sweep" if "sweep" in tables else "run"
+    return (
+        f"{path} was written by Python, and no experiment file can name its {what}: go on there, with "
+        f"fs.{call}(the same problem, ..., out={str(path.parent)!r}, resume=True)"
+    )
 
 
 # Keys of a problem or a fleet that may hold the path of a file, and whether they always do.

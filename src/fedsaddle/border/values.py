@@ -8,30 +8,23 @@ source and its fields; such a folder says so under `python`, and only Python can
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import inspect
-import json
-import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
-
-from fedsaddle.algorithms import ALGORITHMS
-from fedsaddle.border.schema import Experiment, check_label, complete, variant
+from fedsaddle.border.identity import called, described, fields_of, in_json
+from fedsaddle.border.schema import Experiment, Sweep, check_label, complete, sweep_of
+from fedsaddle.border.sweeps import chosen_by, prunes_of, resolved_sweep, smaller_than_budget, studies_of
 from fedsaddle.engine.executors.loop import Loop
 from fedsaddle.engine.executors.ray import Ray
 from fedsaddle.engine.executors.vectorised import Vectorised
 from fedsaddle.engine.study import Executor, Study
-from fedsaddle.errors import BadInput, Notice, shown
-from fedsaddle.fleet import FLEETS
-from fedsaddle.merges import MERGES
-from fedsaddle.problem import Federation
-from fedsaddle.problems import PROBLEMS
+from fedsaddle.errors import BadInput, shown, unknown
+from fedsaddle.problem import Problem
 from fedsaddle.runs import Plan
-from fedsaddle.simulate import notes_of
-
-MOST_BYTES = 2**28  # of rows that are hashed; of more, their shapes alone
+from fedsaddle.simulate import hyperparameters, make_study, notes_of
+from fedsaddle.sweep import check_grid, labels, number_of
+from fedsaddle.sweep import settings as sweep_settings
 
 
 class How(NamedTuple):
@@ -44,6 +37,76 @@ class How(NamedTuple):
     tf32: bool = False
     deterministic: bool = False
     history: bool = False
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All of a run but its algorithms, made in Python: what `Bench` is to an experiment file."""
+
+    problem: Problem
+    seeds: list[int]
+    device: str
+    shared: dict[str, Any]  # the options of make_study that all studies share
+    executor: Callable[[], Executor]  # each study has its own, since it remembers what memory a visit needs
+    memory: int | None = None
+
+    def study(self, settings: Mapping[str, tuple[Any, int | None]]) -> Study:
+        """One study of settings, by name, that share their rule and their counts."""
+        try:
+            return make_study(
+                self.problem,
+                [algorithm for algorithm, _ in settings.values()],
+                seeds=self.seeds,
+                names=list(settings),
+                executor=self.executor(),
+                device=self.device,
+                **self.shared,
+            )
+        except BadInput as error:
+            several = "" if len(settings) == 1 else f" and {len(settings) - 1} more"
+            raise BadInput(f"{next(iter(settings))}{several}: {error}") from None
+
+
+def executors(engine: str | None, executor: Executor | None) -> Callable[[], Executor]:
+    """How each study gets its executor: by the name of an engine, or as the one that was given."""
+    if engine is not None and executor is not None:
+        raise BadInput(f"engine = {engine!r} and an executor: say one of them")
+    if executor is None:
+        known = {"auto": Vectorised, "vectorised": Vectorised, "loop": Loop}
+        if engine == "ray":
+            one = Ray()
+            return lambda: one
+        if engine is not None and engine not in known:
+            raise unknown("engine", engine, (*known, "ray"))
+        return known[engine or "auto"]
+    if type(executor) is Vectorised:
+        return lambda: Vectorised(executor.asked, executor.compiled)
+    return lambda: executor
+
+
+def named(algorithms: Any) -> dict[str, Any]:
+    """Algorithms by name: of a mapping its own names."""
+    if algorithms is None:
+        raise BadInput("a problem needs an algorithm, such as CDMAONE(eta=0.1, gamma=0.1), or a dict of them")
+    if isinstance(algorithms, Mapping):
+        found = dict(algorithms)
+    else:
+        several = list(algorithms) if isinstance(algorithms, list | tuple) else [algorithms]
+        found = {called(one): one for one in several}
+        if len(found) < len(several):
+            raise BadInput("two algorithms of one class: give a dict, with a name for each")
+    if not found:
+        raise BadInput("at least one algorithm is needed")
+    for label, one in found.items():
+        if not isinstance(label, str):
+            raise BadInput(f"algorithms must have names, got {shown(label)}")
+        check_label(label)
+        if isinstance(one, str):
+            raise BadInput(
+                f"a problem that was made in Python needs algorithms that were too, such as CDMAONE(eta=0.1, "
+                f"gamma=0.1); got {shown(one)}"
+            )
+    return found
 
 
 def plan_of(studies: Mapping[str, Study], settings: Mapping[str, Any], how: How) -> Plan:
@@ -69,10 +132,10 @@ def resolve(studies: Mapping[str, Study], settings: Mapping[str, Any], how: How)
     for label in settings:
         check_label(label)
     parts = {
-        "problem": _described("problem", one.problem),
-        "fleet": _described("fleet", one.fleet),
-        "merge": _described("merge", one.merge.rule),
-        **{f"algorithms.{label}": _described("algorithm", own) for label, own in settings.items()},
+        "problem": described("problem", one.problem),
+        "fleet": described("fleet", one.fleet),
+        "merge": described("merge", one.merge.rule),
+        **{f"algorithms.{label}": described("algorithm", own) for label, own in settings.items()},
     }
     problem = parts["problem"].table
     found: dict[str, Any] = {key: field.default for key, field in Experiment.model_fields.items()}
@@ -91,19 +154,19 @@ def resolve(studies: Mapping[str, Study], settings: Mapping[str, Any], how: How)
         "deterministic": how.deterministic,
         "problem": problem,
         "fleet": parts["fleet"].table,
-        "quorum": _fields(one.quorum),
+        "quorum": fields_of(one.quorum),
         "merge": {**parts["merge"].table, "clip": one.merge.clip},
-        "checks": one.checks and _fields(one.checks),
-        "faults": one.faults and _fields(one.faults),
+        "checks": one.checks and fields_of(one.checks),
+        "faults": one.faults and fields_of(one.faults),
         "history": how.history,
         "algorithms": {label: parts[f"algorithms.{label}"].table for label in settings},
     }
-    del found["sweep"]
+    del found["sweep"], found["code"]
     foreign = [place for place, part in parts.items() if part.foreign]
     found = {"python": foreign, **found} if foreign else complete(found)
     for place, part in (("problem", one.problem), ("fleet", one.fleet)):
         found[place] |= getattr(part, "pinned", {})
-    return _plain(found)
+    return in_json(found)
 
 
 def _engine(executor: Executor) -> dict[str, Any]:
@@ -116,95 +179,64 @@ def _engine(executor: Executor) -> dict[str, Any]:
     }
 
 
-# --- one part --------------------------------------------------------------------------------------------
+# --- sweeps ----------------------------------------------------------------------------------------------
 
 
-class Described(NamedTuple):
-    table: dict[str, Any]
-    foreign: bool  # whether no experiment file can name it
+def sweep_plan(
+    values: Parts,
+    algorithms: Mapping[str, Any],
+    grid: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+    told: Mapping[str, Any],
+    how: How,
+) -> tuple[Plan, dict[str, Any]]:
+    """The plan of a sweep, and its settings by name. What is `told` are the keys of a [sweep]."""
+    sweep = sweep_of({key: value for key, value in told.items() if value is not None})
+    table = described("problem", values.problem).table
+    name = how.name or str(table["name"])
+    families = {}
+    for label, given in algorithms.items():
+        several, number = len(algorithms) > 1, number_of(f"{name}/{label}")
+        choices, rest = (one.get(label, {}) if several else one for one in (grid, fixed))
+        families[label] = _settings(label, given, choices, rest, sweep, number)
+    studies = studies_of(values, families)
+    metric, by_test = chosen_by(values, sweep, asked=sweep.by is not None, say="by='{}'")
+    settings = {label: one for family in families.values() for label, (one, _) in family.items()}
+    resolved = resolve(studies, settings, how)
+    resolved["sweep"] = resolved_sweep(sweep, families, metric, by_test)
+    notes = notes_of(list(studies.values()))
+    if told.get("budget") is not None:
+        notes += smaller_than_budget(families, sweep.budget)
+    prunes = prunes_of(studies, metric, sweep.halving, how.rounds, how.evaluate_every)
+    done = _as_it_is if "python" in resolved else complete
+    plan = Plan(resolved, studies, how.rounds, how.evaluate_every, metric, prunes, tuple(notes), done)
+    return plan, settings
 
 
-def _described(kind: str, value: Any) -> Described:
-    """A part as a table: by the name that the package knows it by, or by what identifies it."""
-    key, known = _REGISTRIES[kind]()
-    names = [name for name, cls in known.items() if cls is type(value)]
-    if names and getattr(value, "identity", None) is None:
-        table = {key: names[0], **_fields(value)}
-        try:
-            rest = table if kind == "algorithm" else {key: names[0], **variant(kind, table).filled()}
-            if rest == table:
-                return Described(table, foreign=False)
-        except BadInput:
-            pass  # its fields hold what no file can say; so it is told by its source
-    return Described({key: type(value).__name__, **identity_of(value)}, foreign=True)
-
-
-_REGISTRIES: dict[str, Callable[[], tuple[str, dict[str, type[Any]]]]] = {
-    "problem": lambda: ("name", {name: entry.task for name, entry in PROBLEMS.items()}),
-    "fleet": lambda: ("model", dict(FLEETS)),
-    "merge": lambda: ("rule", dict(MERGES)),
-    "algorithm": lambda: (
-        "algorithm",
-        {name: entry.rule for name, entry in ALGORITHMS.items() if not entry.fixed},
-    ),
-}
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that it is made of."""
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-
-
-def identity_of(value: Any) -> dict[str, Any]:
-    """What makes a value the same again: its own `identity`, or its class, its source, fields and rows."""
-    told = getattr(value, "identity", None)
-    if told is not None:
-        try:
-            json.dumps(told, allow_nan=False)
-            return dict(told)
-        except (TypeError, ValueError):
-            name = type(value).__name__
-            raise BadInput(f"{name}.identity must be a dict of JSON values, got {shown(told)}") from None
-    found: dict[str, Any] = {"class": type(value).__qualname__, "sha256": _source(type(value))}
-    if dataclasses.is_dataclass(value):
-        found |= {name: own for name, own in _fields(value).items() if _is_plain(own)}
-    federation = getattr(value, "federation", None)
-    if isinstance(federation, Federation):
-        found["rows_sha256"] = _rows(federation)
-    return found
-
-
-def _source(cls: type[Any]) -> str | None:
-    try:
-        return hashlib.sha256(inspect.getsource(cls).encode()).hexdigest()
-    except (OSError, TypeError):
-        told = f"the source of {cls.__name__} cannot be read: a resume will not see whether it has changed"
-        warnings.warn(told, Notice, stacklevel=2)
-        return None
-
-
-def _rows(federation: Federation) -> str:
-    """A hash of all clients' data; of very much, of its shapes alone."""
-    digest = hashlib.sha256()
-    tables = {**federation.rows, **{f"own {name}": own for name, own in federation.own.items()}}
-    tables |= {"sizes": federation.sizes, **{f"read {n}": how for n, how in federation.reading().items()}}
-    whole = sum(table.nbytes for table in tables.values()) <= MOST_BYTES
-    for name, table in tables.items():
-        digest.update(f"{name} {table.dtype} {tuple(table.shape)}\n".encode())
-        if whole:
-            digest.update(table.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _is_plain(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _plain(found: dict[str, Any]) -> dict[str, Any]:
-    """As JSON has it: lists for tuples."""
-    plain: dict[str, Any] = json.loads(json.dumps(found, allow_nan=False))
-    return plain
+def _settings(
+    label: str, given: Any, grid: Any, fixed: Any, sweep: Sweep, number: int
+) -> dict[str, tuple[Any, int | None]]:
+    """The settings of one algorithm: of a class with what is fixed, or of an instance that is varied."""
+    rule = given if isinstance(given, type) else type(given)
+    if not dataclasses.is_dataclass(rule):
+        raise BadInput(f"{label} must be a class of algorithms, such as CDMAADA, or one, got {shown(given)}")
+    if not isinstance(grid, Mapping) or not isinstance(fixed, Mapping):
+        raise BadInput(f"grid and fixed must be such as {{'c_eta': [0.05, 0.1]}}, got {shown(grid)}")
+    known = hyperparameters(rule)
+    for key in fixed:
+        if key not in known:
+            raise unknown(f"hyperparameter of {label}", key, known)
+    both = sorted(set(grid) & set(fixed))
+    if both:
+        raise BadInput(f"{both[0]} is in the grid and fixed: say it once")
+    found = sweep_settings(check_grid("grid", dict(grid), known), sweep.budget, sweep.seed, number)
+    base = {} if isinstance(given, type) else fields_of(given)
+    missing = [
+        key
+        for key, field in known.items()
+        if field.default is dataclasses.MISSING and key not in {*grid, *fixed, *base}
+    ]
+    if missing:
+        raise BadInput(f"{label}: {missing[0]} is missing; put it into the grid, or say fixed=...")
+    made = [rule(**{**base, **fixed, **own}) for own in found]
+    return {name: (one, None) for name, one in zip(labels(label, len(made)), made, strict=True)}

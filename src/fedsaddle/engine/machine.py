@@ -44,6 +44,21 @@ def threads(count: int) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = rounds
 
 
+@contextmanager
+def restored() -> Iterator[None]:
+    """Whatever `prepare` sets meanwhile, PyTorch is as before afterwards."""
+    backends, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    flags = backends.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        if torch.are_deterministic_algorithms_enabled() != before[1]:
+            torch.use_deterministic_algorithms(before[1])
+        backends.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = flags
+
+
 def fix_workspace() -> None:
     """Let cuBLAS always compute in the same place.
 

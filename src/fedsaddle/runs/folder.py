@@ -132,10 +132,10 @@ class RunFolder:
         grows = grows and self._may_grow and now["rounds"] > was["rounds"]
         if not grows and (was != now or order[0] != order[1]):
             change = _first_difference(was | {"order": order[0]}, now | {"order": order[1]})
-            kind = "sweep" if self.plan.by else "run"
-            alone = f"fedsaddle {kind} --resume --out {shlex.quote(str(self.path))}"
-            how = f"{alone}, which needs no other options" if self._may_grow else "the same options"
+            alone = f"{'sweep' if self.plan.by else 'run'} --resume --out {shlex.quote(str(self.path))}"
+            how = f"fedsaddle {alone}, which needs no other options" if self._may_grow else "the same options"
             how = how.replace("options", "options but --code") if "code" in was else how
+            how = "the same values" if "python" in now else how
             raise BadInput(
                 f"{self.path} was made by another experiment ({change}): resume it with {how}, or choose "
                 "another --out"
