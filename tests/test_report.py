@@ -21,7 +21,8 @@ from fedsaddle.errors import BadInput
 from fedsaddle.metric import Metric
 from fedsaddle.report import findings, read_runs, write_report
 from fedsaddle.report.reading import Evaluation
-from fedsaddle.report.statistics import area, curve, frame, paired_t_test, spread
+from fedsaddle.report.comparing import holm, paired_t_test, verdict
+from fedsaddle.report.statistics import area, curve, frame, scale_of, spread
 from test_runs import ARGUMENTS, fedsaddle, true_after
 
 # --- runs written by hand --------------------------------------------------------------------------------
