@@ -66,7 +66,7 @@ function drawBars(detail) {  // a figure for each column; for each name, a bar o
         const {mean, std} = one.values[c], y = top + k * (step / some.length);
         svg.append(shape("rect", {x: x(Math.min(0, mean[i])), y, width: Math.abs(x(mean[i]) - x(0)), height: thick, fill: colour(one.series)},
             shape("title", {}, `${ownLabel(one)}, ${detail.columns[0]} ${name}: ${number(mean[i])}${one.seeds > 1 ? ` \u00b1 ${number(std[i], 2)}` : ""}`)),
-          one.seeds > 1 ? shape("line", {class: "axis", x1: x(mean[i] - std[i]), x2: x(mean[i] + std[i]), y1: y + thick / 2, y2: y + thick / 2}) : null);
+          one.seeds > 1 ? shape("line", {class: "axis", x1: x(Math.max(low, mean[i] - std[i])), x2: x(mean[i] + std[i]), y1: y + thick / 2, y2: y + thick / 2}) : null);
       });
     });
     const rows = () => [["algorithm", detail.columns[0], column, "std"], ...some.flatMap(one => names.map((name, i) => [ownLabel(one), name, one.values[c].mean[i], one.values[c].std[i]]))];
