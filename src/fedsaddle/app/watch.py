@@ -24,10 +24,10 @@ from fedsaddle.errors import BadInput
 from fedsaddle.report import read_runs
 from fedsaddle.report.page import as_block, filled, page_data
 
-LOOPBACK = "127.0.0.1"
+ONLY_HERE = "127.0.0.1"
 USUAL = 8642  # the port, if nobody asks for another and it is free
 REST = 1.0  # seconds between two looks at the folder, however many ask
-OWN_NAMES = (LOOPBACK, "localhost")
+OWN_NAMES = (ONLY_HERE, "localhost")
 
 
 class Latest:
@@ -140,11 +140,11 @@ class LiveReport(ThreadingHTTPServer):
 
     def __init__(self, folder: Path, port: int) -> None:
         self.latest = Latest(folder)
-        super().__init__((LOOPBACK, port), Pages)
+        super().__init__((ONLY_HERE, port), Pages)
 
     @property
     def url(self) -> str:
-        return f"http://{LOOPBACK}:{self.server_address[1]}/"
+        return f"http://{ONLY_HERE}:{self.server_address[1]}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a browser that has gone away."""
