@@ -258,7 +258,7 @@ def _is_number(value: object) -> bool:
 
 
 @runtime_checkable
-class Described(Protocol):
+class Detailed(Protocol):
     """A task that can tell more of a point than its metrics."""
 
     def details(self, z: Pair) -> dict[str, Detail]:

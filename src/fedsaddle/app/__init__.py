@@ -1,6 +1,7 @@
 """What the commands do, without a terminal: to be called from Python too.
 
     run       run an experiment or a sweep, in a folder of its own
+    watch     a run's report, served while the run goes on
     results   what a run or a sweep has come to: its report, and whether something came to nothing
     replay    a run's history, played again in the simulator
     models    what was trained, as a module, as scores of new rows, as a file for others, as pictures

@@ -6,6 +6,7 @@
     options     what commands may be told, each option once
     progress    how far a run is, and how long it will still take
     tables      what it has come to
+    watch       the report of a run that goes on
 
 What a command does is in `app`. This module imports nothing that takes time, so that Ctrl-C is quiet from the
 first moment on.

@@ -37,6 +37,7 @@ from fedsaddle.cli.options import (
     engine_named,
     flattened,
 )
+from fedsaddle.cli.watch import watch
 from fedsaddle.errors import BadInput, meant, printable
 
 if TYPE_CHECKING:
@@ -150,6 +151,9 @@ def report(
         if one.unfinished:
             print(f"note: {one.folder} is unfinished: {one.unfinished}", file=sys.stderr)
     print(f"report   {write_report(found, place)}")
+
+
+app.command()(watch)
 
 
 @app.command()

@@ -34,16 +34,25 @@ def ranking_details(problem: Ranking, z: Pair) -> dict[str, Detail]:
     """The ROC curve and the scores of test rows; and how well each client's rows are ranked."""
     test = problem.test_rows.to(z.x.device).rows
     scores, positive = problem.all_scores(z.x, test["input"]), test["positive"]
-    found = {
-        "ROC on test rows": Detail("line", roc_columns(scores, positive)),
-        "Scores of test rows": Detail("histogram", score_columns(scores, positive)),
-    }
+    found = tested_ranking(scores, positive)
     if problem.away:
         return found
     held = problem.federation.to(z.x.device)
-    ranked = rightly_ranked(problem.all_scores(z.x, held.rows["input"]), held.rows["positive"])
+    return found | client_ranking(held, problem.all_scores(z.x, held.rows["input"]))
+
+
+def tested_ranking(scores: Tensor, positive: Tensor) -> dict[str, Detail]:
+    return {
+        "ROC on test rows": Detail("line", roc_columns(scores, positive)),
+        "Scores of test rows": Detail("histogram", score_columns(scores, positive)),
+    }
+
+
+def client_ranking(held: Federation, scores: Tensor) -> dict[str, Detail]:
+    """How well each client's rows are ranked against all rows of the other kind, whoever holds them."""
+    ranked = rightly_ranked(scores, held.rows["positive"])
     clients = {"client": list(range(len(held))), "training rows ranked rightly": client_means(held, ranked)}
-    return found | {"Clients": Detail("clients", clients)}
+    return {"Clients": Detail("clients", clients)}
 
 
 def roc_columns(scores: Tensor, positive: Tensor) -> dict[str, list[float]]:

@@ -165,7 +165,9 @@ def _pairs(found: Sequence[Finding], terms: dict[str, dict[str, str]]) -> dict[t
         tested = [(math.log(a), math.log(b)) for a, b in values] if ratios else values
         p = paired_t_test(tested) if len(values) >= FEWEST_SEEDS else None
         unequal = _unequal(one, other, terms[one.label], terms[other.label])
-        difference = fmean(a - b for a, b in values)
+        difference, size = fmean(a - b for a, b in values), max(abs(a) + abs(b) for a, b in values)
+        if abs(difference) <= 1e-12 * size:  # rounding
+            difference = 0.0
         pairs[one.label, other.label] = Comparison(other.label, len(values), difference, p, None, unequal)
     able = [pair for pair, told in pairs.items() if told.p is not None]
     for pair, p in zip(able, holm([pairs[pair].p or 0.0 for pair in able]), strict=True):
@@ -229,7 +231,7 @@ def verdict(found: Sequence[Finding], name: str, metric: Metric) -> str:
     if first.standing == "best":
         others = _counted(len(ended) - 1, "other")
         return f"{first.label} ends best, with {value}; a corrected test tells it apart from {others}."
-    parts = [f"{first.label} has the best mean, {value}"]
+    parts = [f"{first.label} has the best {'mean' if len(first.final) > 1 else 'value'}, {value}"]
     for standing, told in (
         ("level", "but cannot be told apart from {}"),
         ("behind", "ahead of {} by a corrected test"),

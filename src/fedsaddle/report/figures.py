@@ -26,7 +26,7 @@ AXES = {
 }
 
 
-FEW = 4  # algorithms whose bands do not hide each other
+FEW_BANDS = 4  # algorithms whose bands do not hide each other
 
 
 def draw(series: Sequence[Series], metric: str, path: Path) -> None:
@@ -58,7 +58,7 @@ def draw(series: Sequence[Series], metric: str, path: Path) -> None:
             low, high = ([height(place.band[end]) for place in some] for end in (0, 1))
             if scale == "log":  # what lies below 0 goes to the lowest value that there is
                 low = [max(value, shown.low) for value in low]
-            alpha = 0.15 if len(series) <= FEW else 0.07
+            alpha = 0.15 if len(series) <= FEW_BANDS else 0.07
             panel.fill_between(xs, low, high, color=line.get_color(), alpha=alpha, linewidth=0)
             for end in filter(None, map(ended, one.lanes)):
                 panel.plot(getattr(end, column), height(end.metrics[metric]), "x", color=line.get_color())

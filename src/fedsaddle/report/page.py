@@ -30,10 +30,10 @@ from fedsaddle.report.sweeps import (
 )
 
 MOST_SEEDS = 32  # that can be drawn one by one; more would make the page heavy and nobody wiser
-MOST_POINTS = 200  # of a curve, evenly chosen: a screen has not many more
+MOST_POINTS = 120  # of a curve, evenly chosen: a screen has not many more
 GENERATOR = '<meta name="generator" content="FedSaddle">'  # by which a page is known to be ours
 SCRIPTS = ("base", "chart", "results", "details", "runs", "start")  # in this order
-AXES = ("round", "floats_up", "time_simulated", "spent")
+PLACED = ("round", "floats_up", "time_simulated", "spent")
 
 
 def page(runs: Sequence[Run]) -> str:
@@ -77,6 +77,7 @@ def page_data(runs: Sequence[Run]) -> dict[str, Any]:
             for one in some
         ],
         "metrics": [_metric(name, metric, series, others) for name, metric in metrics.items()],
+        "costs": [_costs(finding) for finding in findings(series, next(iter(metrics)))],
         "budget": common_budget(series),
         "few": FEW_SEEDS,
         "details": told_of(series),
@@ -198,7 +199,7 @@ def _columns(places: Sequence[Place]) -> dict[str, Any]:
 def _axes(places: Sequence[Place] | Sequence[Evaluation]) -> dict[str, list[float]]:
     """Where some evaluations are on each axis. The wall's clock is one only where it was always kept."""
     found = {}
-    for name in AXES:
+    for name in PLACED:
         values = [getattr(place, name) for place in places]
         if None not in values:
             found[name] = short(values)
@@ -242,16 +243,26 @@ def _pictures(pictures: Pictures) -> dict[str, Any]:
 # --- the table -------------------------------------------------------------------------------------------
 
 
-def _row(finding: Finding) -> dict[str, Any]:
-    def told(values: dict[int, float]) -> dict[str, Any] | None:
-        found: Spread | None = spread(list(values.values()))
-        return found and {name: _digits(value) for name, value in found._asdict().items()}
+def _told(values: dict[int, float]) -> dict[str, Any] | None:
+    found: Spread | None = spread(list(values.values()))
+    return found and {name: _digits(value) for name, value in found._asdict().items()}
 
-    counts = ("label", "seeds", "reached", "rounds", "abandoned", "diverged", "collapsed", "standing")
-    measured, against = ("final", "best", "area", "floats_up", "late", "seconds"), finding.against
+
+def _costs(finding: Finding) -> dict[str, Any]:
+    """What does not depend on the metric."""
+    counts, measured = ("label", "reached", "abandoned"), ("floats_up", "late", "seconds")
     return {
         **{name: getattr(finding, name) for name in counts},
-        **{name: told(getattr(finding, name)) for name in measured},
+        **{name: _told(getattr(finding, name)) for name in measured},
+    }
+
+
+def _row(finding: Finding) -> dict[str, Any]:
+    counts = ("label", "seeds", "reached", "rounds", "diverged", "collapsed", "standing")
+    against = finding.against
+    return {
+        **{name: getattr(finding, name) for name in counts},
+        **{name: _told(getattr(finding, name)) for name in ("final", "best", "area")},
         "against": against and {name: _digits(value) for name, value in against._asdict().items()},
     }
 

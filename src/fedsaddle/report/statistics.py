@@ -100,7 +100,7 @@ def frame(metric: Metric, curves: Collection[Sequence[Place]]) -> Frame:
     return Frame(low, min(high, 3 * start) if start > 0 and metric.better == "low" else high)
 
 
-NEAR = 0.95  # where a share that should be 1 ends, its curves lie on each other
+SATURATED = 0.95  # where a share that should be 1 ends, its curves lie on each other
 
 
 def scale_of(metric: Metric, curves: Collection[Sequence[Place]]) -> str:
@@ -109,7 +109,7 @@ def scale_of(metric: Metric, curves: Collection[Sequence[Place]]) -> str:
     shown = frame(metric, some)
     if metric.better == "high" and metric.chance is not None and shown.high <= 1:
         ends = [one[-1].values.mean for one in some]
-        if max(ends) >= NEAR:
+        if max(ends) >= SATURATED:
             return "error"
     return "log" if shown.over_decades else "linear"
 

@@ -11,7 +11,7 @@ from fedsaddle.engine.course import Stop
 from fedsaddle.engine.study import points
 from fedsaddle.errors import Notice
 from fedsaddle.pictures import grid
-from fedsaddle.problem import Described
+from fedsaddle.problem import Detailed
 from fedsaddle.runs.files import write_atomically
 from fedsaddle.runs.plan import Plan
 
@@ -23,7 +23,7 @@ def keep_details(folder: Path, plan: Plan, key: str, stop: Stop) -> None:
     many, and nobody would look at each.
     """
     study = plan.studies[key]
-    if plan.by or not isinstance(study.problem, Described):
+    if plan.by or not isinstance(study.problem, Detailed):
         return
     found: dict[str, dict[int, Any]] = {}
     lanes = zip(study.names, study.seeds, points(stop.lanes.server), stop.lanes.alive, strict=True)

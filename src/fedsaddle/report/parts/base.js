@@ -94,7 +94,7 @@ function fillTable(id, columns, rows, classOf = () => "") {
       return make("th", {scope: "col", ...(way ? {"aria-sort": way > 0 ? "ascending" : "descending"} : {})}, button);
     }))),
     make("tbody", {}, sorted.map(row => make("tr", {class: classOf(row)}, columns.map((column, place) =>
-      make(place ? "td" : "th", place ? (column.bad && column.bad(row) ? {class: "bad"} : {}) : {scope: "row", title: column.value(row)},
+      make(place ? "td" : "th", place ? {class: column.bad && column.bad(row) ? "bad" : column.words ? "words" : ""} : {scope: "row", title: column.value(row)},
         column.show ? column.show(row) : [told(column.value(row))]))))));
   return () => [columns.flatMap(column => column.save ? column.save.names : [column.title]),
     ...sorted.map(row => columns.flatMap(column => column.save ? column.save.of(row) : [column.value(row)]))];

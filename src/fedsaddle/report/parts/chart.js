@@ -64,17 +64,20 @@ function edges({series, curve}) {  // of the band: one standard deviation to eac
   return curve.edges;
 }
 
-function span(lines, heights, bounds) {  // the lowest and the highest of what is drawn between two places
+function span(lines, {value, scale, back}, bounds) {  // the lowest and the highest of what is drawn between two places
   const seen = [];
+  const look = (xs, ys) => ys.forEach((y, i) => {
+    if (!bounds || xs[i] >= bounds[0] && xs[i] <= bounds[1]) seen.push(value(y));
+    else if (i + 1 < ys.length && xs[i] < bounds[0] && xs[i + 1] > bounds[0] || i && xs[i] > bounds[1] && xs[i - 1] < bounds[1]) {
+      const next = xs[i] < bounds[0] ? i + 1 : i - 1, part = ((xs[i] < bounds[0] ? bounds[0] : bounds[1]) - xs[i]) / (xs[next] - xs[i]);
+      seen.push(back(scale(value(y)) * (1 - part) + scale(value(ys[next])) * part));  // where the line crosses the edge
+    }
+  });
   for (const {series, curve} of lines) {
-    along(series.axes).forEach((at, i) => { if (!bounds || at >= bounds[0] && at <= bounds[1])
-      seen.push(...edges({series, curve})[i].map(heights.value)); });
-    if ($("each").checked) for (const lane of series.lanes) along(laneAxes(series, lane)).forEach((at, i) => {
-      const values = lane.values[metric().name];
-      if (values && i < values.length && (!bounds || at >= bounds[0] && at <= bounds[1])) seen.push(heights.value(values[i]));
-    });
+    for (const side of [0, 1]) look(along(series.axes), edges({series, curve}).map(edge => edge[side]));
+    if ($("each").checked) for (const lane of series.lanes) look(along(laneAxes(series, lane)), lane.values[metric().name] || []);
   }
-  return seen.length ? extent([seen]) : [0, 1];
+  return seen.length ? extent([seen]) : [1, 2];
 }
 
 function drawChart() {

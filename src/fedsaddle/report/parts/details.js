@@ -66,7 +66,7 @@ function drawBars(detail) {  // a figure for each column; for each name, a bar o
         const {mean, std} = one.values[c], y = top + k * (step / some.length);
         svg.append(shape("rect", {x: x(Math.min(0, mean[i])), y, width: Math.abs(x(mean[i]) - x(0)), height: thick, fill: colour(one.series)},
             shape("title", {}, `${ownLabel(one)}, ${detail.columns[0]} ${name}: ${number(mean[i])}${one.seeds > 1 ? ` \u00b1 ${number(std[i], 2)}` : ""}`)),
-          one.seeds > 1 ? shape("line", {class: "axis", x1: x(mean[i] - std[i]), x2: x(mean[i] + std[i]), y1: y + thick / 2, y2: y + thick / 2}) : null);
+          one.seeds > 1 ? shape("line", {class: "axis", x1: x(Math.max(low, mean[i] - std[i])), x2: x(mean[i] + std[i]), y1: y + thick / 2, y2: y + thick / 2}) : null);
       });
     });
     const rows = () => [["algorithm", detail.columns[0], column, "std"], ...some.flatMap(one => names.map((name, i) => [ownLabel(one), name, one.values[c].mean[i], one.values[c].std[i]]))];
@@ -106,7 +106,7 @@ function drawTraffic() {
   const able = data.series.filter(series => !series.off && series.traffic.length), place = flow => `${flow.direction} ${flow.kind}`;
   const kinds = [...new Set(able.flatMap(series => series.traffic.map(place)))].sort().reverse();  // up before down
   if (!able.length || !kinds.length) return $("traffic").replaceChildren();
-  const W = 860, left = 10 + 7 * Math.min(26, Math.max(...able.map(series => series.label.length))), H = 34 + 24 * able.length;
+  const W = 860, left = 20 + 7.3 * Math.min(26, Math.max(...able.map(series => series.label.length))), H = 34 + 24 * able.length;
   const sums = able.map(series => kinds.map(kind => series.traffic.filter(flow => place(flow) === kind).reduce((sum, flow) => sum + flow.floats, 0)));
   const high = Math.max(...sums.map(some => some.reduce((a, b) => a + b, 0)), 1), x = a => left + a / high * (W - left - 20), svg = frameOf(W, H, "floats by direction and kind");
   svg.style.maxWidth = "64rem";
@@ -128,7 +128,7 @@ function drawTraffic() {
 function drawTimeline() {
   const able = data.series.map((series, index) => ({series, index})).filter(({series}) => series.timeline.parts.length || series.timeline.others.length);
   if (!able.length) return $("timeline").replaceChildren();
-  const W = 860, left = 10 + 7 * Math.min(26, Math.max(...able.map(({series}) => series.label.length))), H = 44 + 24 * able.length;
+  const W = 860, left = 20 + 7.3 * Math.min(26, Math.max(...able.map(({series}) => series.label.length))), H = 44 + 24 * able.length;
   const last = Math.max(...able.map(({series}) => series.timeline.rounds), 1), x = a => left + a / last * (W - left - 20), svg = frameOf(W, H, "when rounds were abandoned and seeds diverged");
   svg.style.maxWidth = "64rem";
   for (const tick of niceTicks(0, last, 8)) svg.append(shape("line", {class: "grid", x1: x(tick), x2: x(tick), y1: 4, y2: H - 36}), shape("text", {x: x(tick), y: H - 22, "text-anchor": "middle"}, amount(tick)));

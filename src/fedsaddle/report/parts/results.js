@@ -6,7 +6,7 @@ function against(row) {
   if (!row.against) return ["\u2013"];
   const {difference, rival, seeds, corrected, unequal} = row.against;
   return [(difference > 0 ? "+" : "") + number(difference), make("span", {class: "soft below"}, `${pText(corrected)}, n = ${seeds}`),
-    make("span", {class: "soft below"}, `to ${rival}`), unequal ? make("span", {class: "bad below"}, unequal) : null];
+    make("span", {class: "soft below"}, `to ${rival}`), unequal ? make("span", {class: "bad below"}, unequal) : null];  // it may be long
 }
 function drawTable() {
   const {found, name, better, chance, answer} = metric(), some = test => found.some(test), ranked = better !== "neither";
@@ -17,10 +17,10 @@ function drawTable() {
     ofSpread(`final ${name}`, row => row.final),
     ranked && ofSpread("best on the way*", row => row.best),
     ofSpread("area", row => row.area),
-    ranked && some(row => row.against) && {title: "less the best other", value: row => row.against && row.against.difference, show: against,
+    ranked && some(row => row.against) && {title: "less the best other", words: true, value: row => row.against && row.against.difference, show: against,
       save: {names: ["difference", "rival", "common seeds", "p", "p by Holm", "unequal"],
              of: ({against: a}) => a ? [a.difference, a.rival, a.seeds, a.p, a.corrected, a.unequal] : ["", "", "", "", "", ""]}},
-    ranked && some(row => row.standing) && {title: "standing", value: row => row.standing, show: row => [row === found[0] && row.standing === "level" ? "best mean, not told apart from all" : STANDINGS[row.standing]]},
+    ranked && some(row => row.standing) && {title: "standing", words: true, value: row => row.standing, show: row => [row === found[0] && row.standing === "level" ? "best mean, not told apart from all" : STANDINGS[row.standing]]},
     {title: "diverged", value: row => row.diverged, bad: row => row.diverged},
     chance !== null && {title: "collapsed", value: row => row.collapsed, bad: row => row.collapsed},
   ].filter(Boolean);
@@ -100,7 +100,7 @@ $("reach").addEventListener("input", () => {
 // --- what it cost ---
 
 function drawCosts() {
-  const {found} = metric(), took = {};
+  const found = data.costs, took = {};
   for (const run of data.runs) for (const entry of run.environment)
     if (isTable(entry.seconds)) for (const [label, seconds] of Object.entries(entry.seconds)) took[label] = (took[label] || 0) + (+seconds || 0);
   const columns = [
