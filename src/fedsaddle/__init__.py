@@ -39,6 +39,9 @@ if TYPE_CHECKING:
         PROBLEMS,
         Bilinear,
         Fair,
+        Groups,
+        Limits,
+        PartialAUC,
         Quadratic,
         Robust,
         RobustLeastSquares,
@@ -68,7 +71,9 @@ __all__ = [
     "ExtraStep",
     "Fair",
     "Faults",
+    "Groups",
     "Latency",
+    "Limits",
     "LocalSGDAPlus",
     "Loop",
     "Mean",
@@ -80,6 +85,7 @@ __all__ = [
     "Pair",
     "Paper",
     "ParallelSGDA",
+    "PartialAUC",
     "Quadratic",
     "Quorum",
     "Ray",
@@ -110,7 +116,8 @@ _HOMES = {
         "fleet": "Dropout Everybody Latency Paper Quorum Trace",
         "merges": "Mean Median Merge TrimmedMean",
         "metric": "Metric",
-        "problems": "AUC GAN PROBLEMS Bilinear Fair Quadratic Robust RobustLeastSquares ToyWGAN TwoSines",
+        "problems": "AUC GAN PROBLEMS Bilinear Fair Groups Limits PartialAUC Quadratic Robust "
+        "RobustLeastSquares ToyWGAN TwoSines",
         "simulate": "Outcome make_study simulate",
     }.items()
     for name in names.split()
