@@ -31,7 +31,7 @@ from fedsaddle.data.datasets import scaled
 from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.metric import Metric
 from fedsaddle.problem import Batch
-from fedsaddle.problems.tabled import Rows, Tabled
+from fedsaddle.problems.tabled import Cells, Tabled
 from fedsaddle.projections import box
 from fedsaddle.ranges import Above0, NotNegative, Rate
 
@@ -86,7 +86,7 @@ class Limits(Tabled):
         names, rows, test_rows = self.grouped(self.groups)
         return len(names), rows, test_rows
 
-    def columns(self, test: bool) -> Rows:
+    def columns(self, test: bool) -> Cells:
         """A row is of kind 2 g + c."""
         found, (_, rows, test_rows) = super().columns(test), self._groups
         positive = found["label"] == self.target
@@ -142,7 +142,7 @@ class Limits(Tabled):
 
     # --- how a point is judged ---
 
-    def rates(self, x: Tensor, rows: Rows) -> Rates:
+    def rates(self, x: Tensor, rows: Cells) -> Rates:
         outputs = self.output(x, rows["input"]).squeeze(1)
         member = one_hot(rows["kind"], len(self.count)).to(outputs.dtype)  # (row, kind)
         count, taken = member.sum(0), (outputs > 0).to(outputs.dtype)
