@@ -593,12 +593,18 @@ def read_once(patch: contextlib.ExitStack, small: bool) -> None:
             if not small:
                 return data
             rows = BYTES // data.inputs[0].nbytes
+            groups = {
+                what: replace(own, rows=own.rows[:rows], test_rows=own.test_rows[: rows // 2])
+                for what, own in data.groups.items()
+            }
             return replace(
                 data,
                 inputs=data.inputs[:rows],
                 labels=data.labels[:rows],
                 test_inputs=data.test_inputs[: rows // 2],
                 test_labels=data.test_labels[: rows // 2],
+                owners=None if data.owners is None else data.owners[:rows],
+                groups=groups,
             )
 
         return some

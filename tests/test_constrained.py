@@ -164,7 +164,7 @@ def test_a_kind_that_only_the_test_rows_lack_is_not_apart():
     problem = Limits("town", **ODDS)
     rows = {name: table[problem.test.rows["kind"] != 3] for name, table in problem.test.rows.items()}
     found = problem.rates(doubled(problem.init(1)).x, rows)
-    assert float(found.count[3]) == 0
+    assert float(found.sizes[3]) == 0
     assert float(found.hard[3]) == pytest.approx(float(found.hard[1]))
 
 

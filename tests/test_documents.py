@@ -44,6 +44,8 @@ LISTED = {
     "pip install": NETWORK,
     "docker run": NODES,
     "fedsaddle data mnist": NETWORK,
+    "fedsaddle data adult": NETWORK,
+    "fedsaddle run groups-adult": NETWORK,
     "fedsaddle local": NODES,
     "fedsaddle serve": NODES,
     "fedsaddle join": NODES,

@@ -21,12 +21,12 @@ from typing import get_type_hints
 import pytest
 import torch
 
-from fedsaddle import AUC, GAN, Fair, Robust, draws, judges, scores
+from fedsaddle import AUC, GAN, Fair, Groups, Limits, PartialAUC, Robust, draws, judges, scores
 from fedsaddle.border.build import load
 from fedsaddle.border.files import SHIPPED, shipped
 from fedsaddle.core import Pair, StepSize
 from fedsaddle.data import celeba
-from fedsaddle.data.datasets import DATASETS, Dataset, scaled
+from fedsaddle.data.datasets import DATASETS, Dataset, Grouping, scaled
 from fedsaddle.data.sources import CATALOGUE
 from fedsaddle.engine.course import course
 from fedsaddle.engine.study import Study
@@ -34,6 +34,7 @@ from fedsaddle.engine.study import Study
 GOLDEN = Path(__file__).with_name("golden.json")
 TOY = ["problem.clients=20"]
 SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32), "satimage": (36,)}
+PEOPLE = {"adult": "sex", "compas": "race", "card": "sex", "census": "country"}  # and how they are told apart
 
 
 def made_up(shape: tuple[int, ...], classes: int = 10, rows: int = 300) -> Dataset:
@@ -43,6 +44,14 @@ def made_up(shape: tuple[int, ...], classes: int = 10, rows: int = 300) -> Datas
     inputs = (bright + draws.uniform(draws.key(draws.PROBLEM, 0, 1), rows, *shape)) / 2
     inputs = (255 * inputs).to(torch.uint8) if len(shape) == 3 else inputs.float()
     return Dataset(inputs[: rows // 2], labels[: rows // 2], inputs[rows // 2 :], labels[rows // 2 :])
+
+
+def made_up_people(what: str) -> Dataset:
+    """A table of two classes, three groups and twenty clients, in each of which are all kinds of rows."""
+    data = made_up((12,), classes=2)
+    turn = torch.arange(150)
+    groups = {what: Grouping(("a", "b", "c"), turn // 2 % 3, turn // 2 % 3)}
+    return replace(data, classes=("no", "yes"), owners=turn // 7 % 20, groups=groups)
 
 
 def made_up_judge(*_: object) -> judges.Judge:
@@ -70,7 +79,7 @@ def play_in(patch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
 
         return start
 
-    for kind in (AUC, Fair, GAN, Robust):
+    for kind in (AUC, Fair, GAN, Groups, Limits, PartialAUC, Robust):
         patch.setattr(kind, "init", exactly(kind.init))
     patch.setattr(judges, "scaled", lambda inputs: scaled(inputs, dtype))
 
@@ -78,7 +87,9 @@ def play_in(patch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
 def stand_in(patch: pytest.MonkeyPatch, experiment: str) -> None:
     """Let what is made up play what would be downloaded or trained."""
     gan = experiment.startswith("gan-")
-    for name in CATALOGUE.keys() & DATASETS.keys():
+    for name, what in PEOPLE.items():
+        patch.setitem(DATASETS, name, lambda what=what: made_up_people(what))
+    for name in (CATALOGUE.keys() & DATASETS.keys()) - PEOPLE.keys():
         patch.setitem(DATASETS, name, lambda shape=(1, 8, 8) if gan else SHAPES[name]: made_up(shape))
     patch.setattr(celeba, "celeba", lambda path: made_up((1, 8, 8)))
     patch.setattr(celeba, "folder_of", Path)
@@ -97,6 +108,8 @@ def in_little(experiment: str) -> tuple[int, list[str]]:
         return 2, [*TOY, "problem.network=digits", "problem.samples=200", "batch=3", "K=3", *long]
     if tables["problem"]["name"] == "robust":
         return 10, [*TOY, "problem.hidden=16"]
+    if tables["problem"].get("dataset") in PEOPLE:  # which have their clients
+        return 4, []
     more = ["problem.grad_phi=true"] if tables["problem"]["name"] == "auc" else []
     if tables["problem"].get("network") in ("lenet5", "cifar-cnn"):
         return 3, [*TOY, *more, "K=2", "batch=2"]

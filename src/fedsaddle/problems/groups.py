@@ -22,7 +22,7 @@ from fedsaddle.data.datasets import scaled
 from fedsaddle.errors import BadInput
 from fedsaddle.metric import Metric
 from fedsaddle.problem import Batch, Detail, client_means
-from fedsaddle.problems.tabled import Rows, Tabled
+from fedsaddle.problems.tabled import Cells, Tabled
 from fedsaddle.projections import simplex
 from fedsaddle.ranges import NotNegative
 
@@ -68,7 +68,7 @@ class Groups(Tabled):
                 return found.test_rows
         return None
 
-    def columns(self, test: bool) -> Rows:
+    def columns(self, test: bool) -> Cells:
         _, rows, test_rows = self.known
         if not test:
             return {**super().columns(test), "group": rows}
@@ -113,7 +113,7 @@ class Groups(Tabled):
             return simplex(self.part.to(losses.device, losses.dtype) + losses / self.penalty)
         return one_hot(losses.argmax(), len(losses)).to(losses.dtype)
 
-    def by_group(self, x: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    def by_group(self, x: Tensor, rows: Cells) -> tuple[Tensor, Tensor, Tensor]:
         """The mean loss of each group, the part that is wrong, and how many rows it has."""
         outputs = self.output(x, rows["input"])
         harm = cross_entropy(outputs, rows["label"], reduction="none")

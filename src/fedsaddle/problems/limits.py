@@ -31,7 +31,7 @@ from fedsaddle.data.datasets import scaled
 from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.metric import Metric
 from fedsaddle.problem import Batch
-from fedsaddle.problems.tabled import Rows, Tabled
+from fedsaddle.problems.tabled import Cells, Tabled
 from fedsaddle.projections import box
 from fedsaddle.ranges import Above0, NotNegative, Rate
 
@@ -43,7 +43,7 @@ class Rates(NamedTuple):
 
     soft: Tensor  # (kind,)
     hard: Tensor  # (kind,): counted
-    count: Tensor  # type: ignore[assignment]  # (kind,): its rows; not a tuple's method
+    sizes: Tensor  # (kind,): its rows
     loss: Tensor  # the mean over all rows
     error: Tensor  # the part of all rows that is wrong
 
@@ -86,7 +86,7 @@ class Limits(Tabled):
         names, rows, test_rows = self.grouped(self.groups)
         return len(names), rows, test_rows
 
-    def columns(self, test: bool) -> Rows:
+    def columns(self, test: bool) -> Cells:
         """A row is of kind 2 g + c."""
         found, (_, rows, test_rows) = super().columns(test), self._groups
         positive = found["label"] == self.target
@@ -142,7 +142,7 @@ class Limits(Tabled):
 
     # --- how a point is judged ---
 
-    def rates(self, x: Tensor, rows: Rows) -> Rates:
+    def rates(self, x: Tensor, rows: Cells) -> Rates:
         outputs = self.output(x, rows["input"]).squeeze(1)
         member = one_hot(rows["kind"], len(self.count)).to(outputs.dtype)  # (row, kind)
         count, taken = member.sum(0), (outputs > 0).to(outputs.dtype)
@@ -160,20 +160,27 @@ class Limits(Tabled):
         loss = self.harm(outputs, rows["positive"]).mean()
         return Rates(by_kind(soft), by_kind(taken), count, loss, wrong.mean())
 
+    def violations(self, rates: Rates) -> tuple[Tensor, Tensor]:
+        """v, of the soft rates and of the counted ones."""
+        m, b = self.limits(rates.sizes)
+        return m @ rates.soft + b, m @ rates.hard + b
+
+    def lagrangian(self, loss: Tensor, v: Tensor, y: Tensor) -> Tensor:
+        return loss + y @ v - self.penalty / 2 * y.square().sum()
+
+    def best_y(self, v: Tensor) -> Tensor:
+        """The multipliers that make most of these violations."""
+        return (v / self.penalty if self.penalty else v.sign() * self.most).clamp(0, self.most)
+
     def measure(self, z: Pair) -> dict[str, Tensor]:
         """Error, rates and violations as counted on both halves, and the Lagrangian on the training rows."""
         train, test = (self.rates(z.x, rows.to(z.x.device).rows) for rows in (self.federation, self.test))
-        m, b = self.limits(train.count)
-        soft, hard = m @ train.soft + b, m @ train.hard + b
-        test_m, test_b = self.limits(test.count)
-        best = (soft / self.penalty if self.penalty else soft.sign() * self.most).clamp(0, self.most)
-
-        def lagrangian(y: Tensor) -> Tensor:
-            return train.loss + y @ soft - self.penalty / 2 * y.square().sum()
-
+        soft, hard = self.violations(train)
+        test_soft, test_hard = self.violations(test)
         found = {
+            "test_phi": self.lagrangian(test.loss, test_soft, self.best_y(test_soft)),
             "test_error": test.error,
-            "violation": (test_m @ test.hard + test_b).max().clamp(min=0),
+            "violation": test_hard.max().clamp(min=0),
             "train_violation": hard.max().clamp(min=0),
             "soft_violation": soft.max().clamp(min=0),
         }
@@ -183,8 +190,8 @@ class Limits(Tabled):
         else:
             found["odds_gap"] = (by_class.amax(0) - by_class.amin(0)).max()
         return found | {
-            "phi": lagrangian(best),
-            "loss": lagrangian(z.y),
+            "phi": self.lagrangian(train.loss, soft, self.best_y(soft)),
+            "loss": self.lagrangian(train.loss, soft, z.y),
             "largest_multiplier": z.y.max(),
         }
 
@@ -192,6 +199,7 @@ class Limits(Tabled):
     def metrics(self) -> dict[str, Metric]:
         rates = ("missed", "alarms") if self.rule == "neyman-pearson" else ("odds_gap",)
         return {
+            "test_phi": Metric("low", rows="test"),
             "test_error": Metric("low", rows="test"),
             "violation": Metric("low", rows="test"),
             "train_violation": Metric("low", rows="train"),

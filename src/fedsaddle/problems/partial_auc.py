@@ -39,7 +39,7 @@ from fedsaddle.errors import BadInput, unknown
 from fedsaddle.metric import Metric
 from fedsaddle.problem import Batch, Detail
 from fedsaddle.problems.details import client_ranking, tested_ranking
-from fedsaddle.problems.tabled import Rows, Tabled
+from fedsaddle.problems.tabled import Cells, Tabled
 from fedsaddle.projections import box
 from fedsaddle.scores import auroc, partial_auroc
 
@@ -67,7 +67,7 @@ class PartialAUC(Tabled):
         """The part of the negatives that is learnt from."""
         return self.fpr if self.weights == "cvar" else 1.0
 
-    def columns(self, test: bool) -> Rows:
+    def columns(self, test: bool) -> Cells:
         found = super().columns(test)
         return {"input": found["input"], "label": found["label"], "positive": found["label"] == self.target}
 

@@ -20,7 +20,7 @@ from fedsaddle.networks import Network
 from fedsaddle.problem import Federation, Measured
 from fedsaddle.ranges import CountOr0, Seed, check
 
-Rows = dict[str, Tensor]
+Cells = dict[str, Tensor]
 NETS = ("logistic", "mlp")
 
 
@@ -89,7 +89,7 @@ class Tabled(Measured):
         rows = self.columns(test=True)
         return Federation(rows, torch.tensor([len(rows["label"])]))
 
-    def columns(self, test: bool) -> Rows:
+    def columns(self, test: bool) -> Cells:
         """What is known of each row, in the order of the data."""
         data = self.data
         if test:
