@@ -253,12 +253,9 @@ BLOCKS = {
     ("docs/data.md", "toml"): is_tested_elsewhere,
     ("docs/deploy.md", "toml"): completes_an_experiment,
     ("docs/experiments.md", "toml"): is_an_experiment,
-<<<<<<< HEAD
     ("docs/own-task.md", "python"): runs,
-=======
     ("docs/models.md", "csv"): is_given_to_a_command,
     ("docs/models.md", "python"): runs_after_the_first_command,
->>>>>>> 0e81aaa (A page about the trained model, with commands that run)
     ("docs/sweep.md", "toml"): completes_an_experiment,
 }
 ELSEWHERE = {"nginx", "ini", "dockerfile"}  # for programs that are not here
