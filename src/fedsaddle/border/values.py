@@ -29,7 +29,7 @@ from fedsaddle.merges import MERGES
 from fedsaddle.problem import Federation
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.runs import Plan
-from fedsaddle.simulate import notes_of
+from fedsaddle.simulate import check_rows_are_here, notes_of
 
 MOST_BYTES = 2**28  # of rows that are hashed; of more, their shapes alone
 
@@ -48,6 +48,7 @@ class How(NamedTuple):
 
 def plan_of(studies: Mapping[str, Study], settings: Mapping[str, Any], how: How) -> Plan:
     """A plan of studies that differ in their algorithms alone: the `settings`, by name."""
+    check_rows_are_here(next(iter(studies.values())).problem)
     resolved = resolve(studies, settings, how)
     return Plan(
         resolved,

@@ -37,6 +37,22 @@ def alone(rows: Columns, client: int, clients: int) -> Federation:
     return Federation({name: filled(table) for name, table in rows.items()}, sizes)
 
 
+def read_by(reader: Any, path: str) -> Any:
+    """A device's file as a table, by what somebody has given for it."""
+    if reader is None:
+        return path
+    if isinstance(reader, Reader):
+        rows, labels = reader.labelled(path)
+        return {"input": reader.scaled(rows), "label": labels}
+    try:
+        return reader(path)
+    except BadInput:
+        raise
+    except Exception as error:  # it is somebody's own code
+        why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        raise BadInput(f"{path}: the task's reader failed: {why}") from error
+
+
 @dataclass(eq=False)
 class Local:
     """What a task has learnt where rows are on devices."""
