@@ -191,7 +191,7 @@ def _check_parts(
 
 def check_rows_are_here(problem: Problem) -> None:
     """Refuse to simulate what devices hold."""
-    if isinstance(problem, Held) and problem.away:
+    if isinstance(problem, Held) and problem.away is True:
         raise BadInput("the rows of this task are on devices: run it with fedsaddle serve and join")
 
 
@@ -279,6 +279,7 @@ def simulate(
     check_count("rounds", rounds)
     check_count("evaluate_every", evaluate_every)
     check_count("threads", threads, most=1024)
+    check_rows_are_here(problem)
     with machine.threads(threads):
         study = make_study(
             problem,
@@ -296,7 +297,6 @@ def simulate(
             executor=executor,
             device=device,
         )
-        check_rows_are_here(study.problem)
         for note in notes_of([study]):
             warnings.warn(note, Notice, stacklevel=2)
         seen = sys.stderr is not None and (sys.stderr.isatty() if progress is None else progress)

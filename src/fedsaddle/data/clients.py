@@ -55,7 +55,7 @@ class Clients:
             name: Words(numpy.zeros(0, dtype=int), self.words[name]) if name in self.words else rows[:0]
             for name, rows in known.items()
         }
-        (_, own), words = alike([("the test rows", like), (at, table)])
+        (_, own), words = alike([("the test table", like), (at, table)])
         for name, found in words.items():
             if strange := set(found) - set(self.words[name]):
                 wrong = unknown(f"word in '{name[:80]}'", min(strange), self.words[name])
@@ -63,7 +63,7 @@ class Clients:
         rows = {name: in_memory(column, f"{at}, column '{name[:80]}'") for name, column in own.items()}
         for name, column in rows.items():
             if column.dtype != known[name].dtype:
-                kinds = f"expected {known[name].dtype} as the test rows have, got {column.dtype}"
+                kinds = f"expected {known[name].dtype} as the test table has, got {column.dtype}"
                 raise BadInput(f"{at}, column '{name[:80]}': {kinds}".replace("torch.", ""))
         held = alone(rows, client, len(self))
         return replace(self, federation=Federation(held.rows, held.sizes, self.federation.own))
