@@ -28,7 +28,7 @@ from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Fleet, Latency, Paper, Quorum
 from fedsaddle.merges import MEAN, Merge, TrimmedMean
 from fedsaddle.outcome import Made, Outcome
-from fedsaddle.problem import Problem
+from fedsaddle.problem import Held, Problem
 from fedsaddle.ranges import check
 
 
@@ -189,6 +189,12 @@ def _check_parts(
             raise BadInput(f"{name} must be such as {such}, got {shown(value)}")
 
 
+def check_rows_are_here(problem: Problem) -> None:
+    """Refuse to simulate what devices hold."""
+    if isinstance(problem, Held) and problem.away is True:
+        raise BadInput("the rows of this task are on devices: run it with fedsaddle serve and join")
+
+
 def _fleet_called(given: object) -> str:
     rule = FLEETS.get(given, Latency) if isinstance(given, str) else Latency
     return f"{rule.__name__}()"
@@ -273,6 +279,7 @@ def simulate(
     check_count("rounds", rounds)
     check_count("evaluate_every", evaluate_every)
     check_count("threads", threads, most=1024)
+    check_rows_are_here(problem)
     with machine.threads(threads):
         study = make_study(
             problem,

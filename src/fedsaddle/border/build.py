@@ -36,7 +36,7 @@ from fedsaddle.fleet import Fleet, Quorum
 from fedsaddle.merges import Merge
 from fedsaddle.problem import Held, Problem
 from fedsaddle.runs import Plan
-from fedsaddle.simulate import device_named, make_study, notes_of
+from fedsaddle.simulate import check_rows_are_here, device_named, make_study, notes_of
 
 
 class Wanted(TypedDict, total=False):
@@ -182,7 +182,7 @@ def load(experiment: str, *, devices: bool = False, **wanted: Unpack[Wanted]) ->
     bench = bench_of(experiment, wanted)
     if isinstance(bench.problem, Held) and bench.problem.away:
         if not devices:
-            raise BadInput("the rows of this experiment are on devices: run it with fedsaddle serve and join")
+            check_rows_are_here(bench.problem)
         if bench.checked.sampling == "size":
             raise BadInput("sampling by size needs to know how many rows each device has; say uniform")
     tables, K = bench.checked.algorithms, bench.checked.K

@@ -22,7 +22,7 @@ from fedsaddle.engine.study import Executor, Study
 from fedsaddle.errors import BadInput, shown, unknown
 from fedsaddle.problem import Problem
 from fedsaddle.runs import Plan
-from fedsaddle.simulate import hyperparameters, make_study, notes_of
+from fedsaddle.simulate import check_rows_are_here, hyperparameters, make_study, notes_of
 from fedsaddle.sweep import check_grid, labels, number_of
 from fedsaddle.sweep import settings as sweep_settings
 
@@ -111,6 +111,7 @@ def named(algorithms: Any) -> dict[str, Any]:
 
 def plan_of(studies: Mapping[str, Study], settings: Mapping[str, Any], how: How) -> Plan:
     """A plan of studies that differ in their algorithms alone: the `settings`, by name."""
+    check_rows_are_here(next(iter(studies.values())).problem)
     resolved = resolve(studies, settings, how)
     return Plan(
         resolved,

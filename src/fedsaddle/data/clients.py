@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
 from fedsaddle import draws
 from fedsaddle.data.columns import Column, alike, column_of, in_memory, joined, rows_in
 from fedsaddle.data.dealing import Dealt, Partition, deal
+from fedsaddle.data.devices import alone
 from fedsaddle.data.forms import is_one_table, table_of
 from fedsaddle.data.mapped import OnDisk
 from fedsaddle.data.partition import SPLIT
 from fedsaddle.data.readers import Words
 from fedsaddle.data.tables import numbered
-from fedsaddle.errors import BadInput, check_memory, check_seed, unknown
+from fedsaddle.errors import BadInput, check_count, check_memory, check_seed, unknown
 from fedsaddle.problem import Federation
 
 Shares = dict[str, float]  # of each client's rows, by what they are held out for
+STANDING = 4  # rows that stand for a client's which are on its device: a loss is tried on them
+
+
+class Away(NamedTuple):
+    """That the rows are on devices, and how their tables are read."""
+
+    columns: list[str] | None
+    floats: torch.dtype
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,6 +41,32 @@ class Clients:
     held: dict[str, dict[str, Tensor]]  # "test" and "validation", if there are such rows -> columns
     names: tuple[str, ...]  # of the clients, in their order
     words: dict[str, tuple[str, ...]] = field(default_factory=dict)  # column -> what its numbers stand for
+    away: Away | None = None  # if the rows are on devices; those here only stand for them
+
+    def holding(self, client: int, source: Any, at: str) -> Clients:
+        """As the device of a client sees it, with its table; of other clients it knows nothing."""
+        if self.away is None:
+            raise BadInput("the rows of these clients are not on devices: say fs.clients(away=...)")
+        table = table_of(source, at, self.away.columns, self.away.floats)
+        if not rows_in(next(iter(table.values()))):
+            raise BadInput(f"{at} has no rows")
+        known = self.federation.rows
+        like: dict[str, Column] = {
+            name: Words(numpy.zeros(0, dtype=int), self.words[name]) if name in self.words else rows[:0]
+            for name, rows in known.items()
+        }
+        (_, own), words = alike([("the test table", like), (at, table)])
+        for name, found in words.items():
+            if strange := set(found) - set(self.words[name]):
+                wrong = unknown(f"word in '{name[:80]}'", min(strange), self.words[name])
+                raise BadInput(f"{at}: {wrong}")
+        rows = {name: in_memory(column, f"{at}, column '{name[:80]}'") for name, column in own.items()}
+        for name, column in rows.items():
+            if column.dtype != known[name].dtype:
+                kinds = f"expected {known[name].dtype} as the test table has, got {column.dtype}"
+                raise BadInput(f"{at}, column '{name[:80]}': {kinds}".replace("torch.", ""))
+        held = alone(rows, client, len(self))
+        return replace(self, federation=Federation(held.rows, held.sizes, self.federation.own))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -44,7 +80,7 @@ class Clients:
 
 
 def clients(
-    source: Any,
+    source: Any = None,
     *,
     client: str | None = None,
     indices: Sequence[Any] | Mapping[Any, Any] | None = None,
@@ -58,6 +94,7 @@ def clients(
     test_share: float = 0.0,
     validation_share: float = 0.0,
     own: Mapping[str, Any] | None = None,
+    away: int | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Clients:
@@ -74,6 +111,8 @@ def clients(
     `test` and `validation` are tables with the same columns. Or a share of each client's rows is held out,
     drawn by `seed`; no client gives its last row. `own` has what a client holds once: an entry for each
     client, in their order or by their names.
+
+    `away` says instead how many clients have their rows on devices. `test` then shows what a row is.
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise BadInput(f"dtype must be torch.float32 or another kind of floats, got {dtype}")
@@ -81,13 +120,34 @@ def clients(
     shares = _shares({"test": (test, test_share), "validation": (validation, validation_share)})
     names = _names(columns)
     wanted = Partition(count, partition, by, alpha, seed)
-    dealt = deal(source, client, indices, wanted, names, dtype)
+    if away is None and source is None:
+        raise BadInput("fs.clients needs a table for each client, or away=NUMBER if they are on devices")
+    ways = (
+        source,
+        client,
+        indices,
+        count,
+        partition,
+        by,
+        alpha,
+        test_share or None,
+        validation_share or None,
+    )
+    if away is not None and (test is None or any(way is not None for way in ways)):
+        raise BadInput(
+            "with away=NUMBER the rows to learn from are on devices: give test=..., rows that show what a "
+            "device's file holds, and no other rows or shares of them"
+        )
     held = {
         what: _held(what, value, names, dtype, client)
         for what, value in (("test", test), ("validation", validation))
         if value is not None
     }
-    return _made(dealt, held, shares, own or {}, seed, dtype)
+    dealt = (
+        deal(source, client, indices, wanted, names, dtype) if away is None else _standing(away, held["test"])
+    )
+    made = _made(dealt, held, shares, own or {}, seed, dtype)
+    return made if away is None else replace(made, away=Away(names, dtype))
 
 
 # --- what was given --------------------------------------------------------------------------------------
@@ -116,6 +176,20 @@ def _shares(given: dict[str, tuple[Any, Any]]) -> Shares:
     if sum(shares.values()) >= 1:
         raise BadInput(f"{' and '.join(f'{what}_share' for what in shares)} leave no rows to learn from")
     return shares
+
+
+def _standing(count: int, tables: list[tuple[str, dict[str, Column]]]) -> Dealt:
+    """For the rows of clients that are on devices, the first test rows, the same for each."""
+    check_count("away", count)
+    at, table = tables[0]
+    some = min(STANDING, rows_in(next(iter(table.values()))))
+    first = {
+        name: Words(column.number[:some], column.words)
+        if isinstance(column, Words)
+        else in_memory(column, f"{at} '{name}'")[:some]
+        for name, column in table.items()
+    }
+    return Dealt([(at, first)], [torch.arange(some)] * count, tuple(map(str, range(count))))
 
 
 def _held(

@@ -39,8 +39,8 @@ from fedsaddle.flower.wire import (
     OTHER_CODE,
     Header,
     Refused,
+    agreement,
     code_of,
-    contract,
     header_of,
     integer,
     pack,
@@ -154,7 +154,7 @@ class Deployment:
         name, seed = study.names[lane], study.seeds[lane]
         header: Header = {
             "run": self.run,
-            "contract": contract(self.plan.resolved, name),
+            "contract": agreement(self.plan, name),
             "algorithm": name,
             "seed": seed,
             "round": round,
@@ -223,7 +223,7 @@ class Deployment:
 
     def _counts(self, problem: Held) -> dict[int, Counts]:
         algorithm = next(iter(self.plan.studies))
-        header: Header = {"algorithm": algorithm, "contract": contract(self.plan.resolved, algorithm)}
+        header: Header = {"algorithm": algorithm, "contract": agreement(self.plan, algorithm)}
         wanted, expires = problem.counts(0).keys(), time.monotonic() + NODE_PATIENCE
         letters = {
             client: Envelope(

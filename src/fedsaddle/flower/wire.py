@@ -22,6 +22,7 @@ from fedsaddle.border.plugins import reference_in
 from fedsaddle.core import Message, Pair
 from fedsaddle.errors import printable
 from fedsaddle.flower._flwr import ConfigRecord, RecordDict
+from fedsaddle.runs import Plan
 
 HEADER, FLOATS = "header", "floats"
 OVERHEAD = 1 << 20  # bytes that a message may have besides its floats
@@ -123,7 +124,13 @@ ELSEWHERE = ("dataset", "test")  # where files lie, if they are files: each side
 OF_ONE_SIDE = ("test_sha256", "path", "inception")
 
 
-def contract(resolved: dict[str, Any], algorithm: str) -> str:
+def agreement(plan: Plan, algorithm: str) -> str:
+    """The contract of a plan, with what the task itself says that both sides must have alike."""
+    own = getattr(plan.studies[algorithm].problem, "agreed", "")
+    return contract(plan.resolved, algorithm, own)
+
+
+def contract(resolved: dict[str, Any], algorithm: str, own: str = "") -> str:
     """A hash of what decides a client's answer: the task, the algorithm and its settings.
 
     Rounds, seeds, quorum, fleet and the test file are the server's alone. Where a file lies is each side's
@@ -142,6 +149,7 @@ def contract(resolved: dict[str, Any], algorithm: str) -> str:
         "rule": rule,
         "called": algorithm,
         **{k: resolved[k] for k in ("batch", "K")},
+        **({"own": own} if own else {}),
     }
     code = code_of(resolved)
     code["algorithms"] = {name: sha for name, sha in code["algorithms"].items() if name == rule["algorithm"]}

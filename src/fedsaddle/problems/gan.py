@@ -15,7 +15,7 @@ are made to be judged (a hundred at a time); a full local gradient takes all row
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,8 +29,8 @@ from fedsaddle.blueprint import Blueprint, Piece
 from fedsaddle.core import Count, Pair, Range
 from fedsaddle.data import celeba
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
+from fedsaddle.data.devices import DEVICES, Columns, Local, OnDevices
 from fedsaddle.data.partition import divide, idle_dials
-from fedsaddle.data.reading import Reader
 from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.judges import Judge
 from fedsaddle.metric import Metric
@@ -56,7 +56,7 @@ PLAYERS = {  # generator, discriminator, and the pictures they are for
 }
 DATA = ("digits", "mnist", "fashion-mnist", "celeba")
 JUDGES = ("small", "resnet18", "inception")
-GAN_PARTITIONS = ("label", "iid", "dirichlet")
+GAN_PARTITIONS = ("label", "iid", "dirichlet", DEVICES)
 PICTURES_TOGETHER = 100  # pictures that are made together, as in the release: they share batch statistics
 LOSS_ROWS = 1_000  # of the test rows and of the generated pictures, that the losses are judged by
 SHOWN = 64  # pictures in a grid
@@ -64,12 +64,12 @@ TABLE = 1 << 33  # what the noise of an evaluation is drawn for; the partitions'
 
 
 @dataclass(frozen=True)
-class GAN:
+class GAN(OnDevices):
     """A generator and a discriminator, over clients that hold their own pictures."""
 
     dataset: str = "digits"  # digits, mnist, fashion-mnist or celeba
     clients: Count = 50
-    partition: str = "label"  # label (in celeba, whose face it is), iid or dirichlet
+    partition: str = "label"  # label (in celeba, whose face it is), iid, dirichlet or devices
     alpha: float = 0.5  # of dirichlet
     network: str = "digits"  # digits, mnist or dcgan
     objective: Literal["saturating", "non-saturating"] = "saturating"
@@ -79,6 +79,7 @@ class GAN:
     seed: Seed = 0  # of the partition
     path: str = ""  # of CelebA's folder; by default, celeba in the data cache
     inception: str = ""  # a TorchScript file; by default, what `fedsaddle data inception` gets
+    _local: Local = field(default_factory=Local, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for what, given, known in (
@@ -126,12 +127,20 @@ class GAN:
     def data(self) -> Dataset:
         return celeba.celeba(self.path) if self.dataset == "celeba" else DATASETS[self.dataset]()
 
+    def read(self, path: str) -> Columns:
+        """A device's pictures, whatever its file says of classes."""
+        return {"real": self.reader.rows(path)}
+
     @cached_property
     def parts(self) -> list[Tensor]:
+        if self.away:
+            return [torch.arange(1)] * self.clients  # nobody looks at them
         return divide(self.data.labels, self.partition, self.clients, self.alpha, self.seed, None)
 
     @cached_property
     def federation(self) -> Federation:
+        if self._local.rows is not None:
+            return self._local.rows
         sizes = torch.tensor([len(part) for part in self.parts])
         return Federation(rows={"real": self.data.inputs[torch.cat(self.parts)]}, sizes=sizes)
 
@@ -186,7 +195,7 @@ class GAN:
             "generator": Piece(f"{self.network}-generator", {}, "picture", noise=NOISE),
             "discriminator": Piece(f"{self.network}-discriminator", {}, "logit"),
         }
-        return Blueprint(parts, Reader.of(self.data), together=PICTURES_TOGETHER)
+        return Blueprint(parts, self.reader, together=PICTURES_TOGETHER)
 
     def models(self, z: Pair) -> dict[str, nn.Module]:
         """What makes pictures in [-1, 1] of noise, and what gives one in bytes the logit of being real."""

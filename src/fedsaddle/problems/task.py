@@ -11,7 +11,7 @@ A network is called as its module is; a vector is a tensor. The batch is a dicti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,10 +21,12 @@ from torch import Tensor, nn
 from fedsaddle import draws
 from fedsaddle.core import Pair
 from fedsaddle.data.clients import Clients
+from fedsaddle.data.devices import read_by
 from fedsaddle.data.federated import CHUNK
+from fedsaddle.data.reading import Reader
 from fedsaddle.errors import BadInput, shown
 from fedsaddle.metric import SUCH, Metric
-from fedsaddle.problem import Batch, Federation
+from fedsaddle.problem import Batch, Counts, Facts, Federation
 from fedsaddle.problems.identity import fingerprint, hashed
 from fedsaddle.problems.players import TaskPlayer, player_from
 
@@ -87,6 +89,7 @@ class OwnTask:
     rule: Loss
     data: Clients
     metrics: Mapping[str, Metric]
+    reader: Any = None  # what makes a device's file a table: a function of its path, a Reader, or none
 
     @property
     def federation(self) -> Federation:
@@ -122,6 +125,35 @@ class OwnTask:
     def _game(self) -> bool:
         """Whether the players have a loss each."""
         return isinstance(self._called(self.rule, self.init(0), _first_rows(self.federation)), tuple)
+
+    # --- rows on devices: see problem.Held ---
+
+    @property
+    def away(self) -> bool:
+        return self.data.away is not None
+
+    def holding(self, client: int, path: str) -> OwnTask:
+        own = replace(self, data=self.data.holding(client, read_by(self.reader, path), path))
+        _try_rows(own, client, path)
+        return own
+
+    def counts(self, client: int) -> Counts:
+        return {"rows": int(self.federation.sizes[client])}
+
+    def facts(self, counts: list[Counts]) -> Facts:
+        return {}
+
+    def learn(self, facts: Facts) -> None:
+        pass
+
+    @property
+    def agreed(self) -> str:
+        """What a server and its devices must have alike, beside the code: data, or what a row looks like."""
+        if not self.away:
+            return str(self.identity["data"])
+        rows = self.federation.rows
+        like = {name: [str(column.dtype), list(column.shape[1:])] for name, column in rows.items()}
+        return fingerprint([len(self.federation), like, self.data.words, list(self.federation.own)])
 
     # --- what it has learnt ---
 
@@ -199,6 +231,8 @@ class OwnTask:
     def identity(self) -> dict[str, Any]:
         """What makes it this task: its code and its data."""
         parts: dict[str, Any] = {"x": self.x.set.of, "y": self.y.set.of, "loss": self.rule}
+        if self.away:
+            parts["reader"] = None if isinstance(self.reader, Reader) else self.reader
         parts |= {f"metric {name}": metric.of for name, metric in self.metrics.items()}
         tables = {"train": self.federation.rows, **self.data.held, "read": self.federation.reading()}
         return {
@@ -239,6 +273,7 @@ def task(
     data: Clients,
     metrics: Mapping[str, Metric] | None = None,
     name: str = "",
+    reader: Any = None,
 ) -> OwnTask:
     """A task from two players, a loss and clients' data. It is tried on a few rows before it is given back.
 
@@ -246,24 +281,34 @@ def task(
     loss(x, y, batch): one value a row, or their mean; two of either make a game of two losses.
     metrics: by name, `Metric("high", rows="test", of=rule)`, where rule(x, y, batch) gives a number or one
     for each row. Without any, the loss on training rows is told.
+    reader: of clients whose rows are on devices, `fs.clients(away=10, test=...)`: a function that makes a
+    device's file, by its path, a table. Without one it is read as `fs.clients` reads files.
     """
     if not callable(loss):
         raise BadInput(f"loss must be a function of (x, y, batch), got {shown(loss)}")
     if not isinstance(data, Clients):
         raise BadInput(f"data must be made by fs.clients(...), got {shown(data)}")
-    told = dict(metrics) if metrics else {"loss": Metric("neither", rows="train")}
+    if reader is not None and (data.away is None or not (callable(reader) or isinstance(reader, Reader))):
+        raise BadInput(
+            "reader makes a table of a device's file: give a function of its path, and "
+            f"fs.clients(away=NUMBER, test=...); got {shown(reader)} and {data}"
+        )
+    seen = "train" if data.away is None else "test"
+    told = dict(metrics) if metrics else {"loss": Metric("neither", rows=seen)}
     for key, metric in told.items():
         if not isinstance(metric, Metric) or not metric.valid:
             raise BadInput(f"metrics['{key}'] must be such as {SUCH[:-1]}, of=rule), got {shown(metric)}")
         if metrics and not callable(metric.of):
             raise BadInput(f"metrics['{key}'] needs of=, a function of (x, y, batch)")
+        if metric.rows == "train" and data.away is not None:
+            raise BadInput(f"metrics['{key}'] looks at training rows, which are on devices: say rows='test'")
         if metric.rows in ("test", "validation") and metric.rows not in data.held:
             raise BadInput(
                 f"metrics['{key}'] looks at {metric.rows} rows, and there are none: give "
                 f"fs.clients(..., {metric.rows}=...)"
             )
     called = name or getattr(loss, "__name__", type(loss).__name__)
-    made = OwnTask(called, player_from("x", x), player_from("y", y), loss, data, told)
+    made = OwnTask(called, player_from("x", x), player_from("y", y), loss, data, told, reader)
     _try_out(made)
     return made
 
@@ -289,16 +334,36 @@ def _try_out(own: OwnTask) -> None:
     _try_padding(own, z, some, both)
 
 
+def _try_rows(own: OwnTask, client: int, path: str) -> None:
+    """Refuse a device's rows that the loss cannot bear, such as classes that the network does not know."""
+    z, held = own.init(0), own.federation
+    place = int(held.offsets[client]) + torch.arange(int(held.sizes[client]))
+    weight = torch.full((len(place),), 1 / len(place), dtype=torch.float64)
+    values = {name: table[client] for name, table in held.own.items()}
+    for number, (xi, _) in enumerate(_parts(held, weight, place, True)):
+        try:
+            with torch.no_grad():
+                finite = all(bool(torch.isfinite(one)) for one in own.values(z, xi._replace(own=values)))
+            why = "" if finite else "it is not finite"
+        except Exception as error:
+            why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        if why:
+            start = number * CHUNK["cpu"]
+            raise BadInput(f"{path}: the loss fails on rows {start} to {start + len(xi.weight) - 1}: {why}")
+
+
 def _try_padding(own: OwnTask, z: Pair, some: Batch, both: tuple[Tensor, ...]) -> None:
     """A scalar must be the mean of the rows by their weights, where some clients' batches are padded."""
     sizes = own.federation.sizes
-    if bool((sizes == sizes[0]).all()) or all(one.dim() for one in both):
+    same = bool((sizes == sizes[0]).all()) and not own.away
+    if same or all(one.dim() for one in both):
         return
+    held = "different numbers of" if own.away else f"{int(sizes.min())} to {int(sizes.max())}"
     again = own._called(own.rule, z, _first_rows(own.federation, PADS))
     for one, other in zip(both, again if isinstance(again, tuple) else (again,), strict=True):
         if not one.dim() and not torch.allclose(one, other, rtol=SAME, atol=SAME, equal_nan=True):
             raise BadInput(
                 f"{own.name}: the loss gives one number, in which rows that only pad a client's batch count "
-                f"too, and clients hold {int(sizes.min())} to {int(sizes.max())} rows: give one value a row "
+                f"too, and clients hold {held} rows: give one value a row "
                 "(reduction='none'), or take means by batch.mean(values)"
             )
