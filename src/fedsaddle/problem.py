@@ -265,13 +265,13 @@ class Detailed(Protocol):
         """Tables by their titles. A run folder keeps them of every seed's end, and reports draw them."""
 
 
-def client_means(federation: Federation, values: Tensor) -> list[float]:
-    """The mean of values (row,) over each client's rows."""
+def client_means(federation: Federation, values: Tensor, title: str) -> dict[str, list[Any]]:
+    """The columns of a Detail of clients: who, and the mean of values (row,) over their rows."""
     sizes = federation.sizes.to(values.device)
     owner = torch.repeat_interleave(torch.arange(len(sizes), device=values.device), sizes)
     sums = torch.zeros(len(sizes), dtype=torch.float64, device=values.device)
-    means: list[float] = (sums.index_add(0, owner, values.to(torch.float64)) / sizes).tolist()
-    return means
+    means = sums.index_add(0, owner, values.to(torch.float64)) / sizes
+    return {"client": list(range(len(sizes))), title: means.tolist()}
 
 
 Counts = dict[str, int]

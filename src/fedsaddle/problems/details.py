@@ -51,8 +51,7 @@ def tested_ranking(scores: Tensor, positive: Tensor) -> dict[str, Detail]:
 def client_ranking(held: Federation, scores: Tensor) -> dict[str, Detail]:
     """How well each client's rows are ranked against all rows of the other kind, whoever holds them."""
     ranked = rightly_ranked(scores, held.rows["positive"])
-    clients = {"client": list(range(len(held))), "training rows ranked rightly": client_means(held, ranked)}
-    return {"Clients": Detail("clients", clients)}
+    return {"Clients": Detail("clients", client_means(held, ranked, "training rows ranked rightly"))}
 
 
 def roc_columns(scores: Tensor, positive: Tensor) -> dict[str, list[float]]:

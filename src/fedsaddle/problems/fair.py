@@ -173,7 +173,7 @@ class Fair(OnDevices, Measured):
         losses, errors = self.by_class(z.x, test.rows)
         own = losses[held.rows["label"]]  # what a client's classes cost on rows that nobody has seen
         classes = {"class": list(self.data.classes), "test accuracy": (1 - errors).tolist()}
-        clients = {"client": list(range(len(held))), "test loss of its classes": client_means(held, own)}
+        clients = client_means(held, own, "test loss of its classes")
         return {
             "Classes": Detail("bars", {**classes, "weight": z.y.tolist()}),
             "Clients": Detail("clients", clients, better="low"),

@@ -178,6 +178,6 @@ class Groups(Tabled):
         which = "test accuracy" if self.judged else "training accuracy"
         groups = {"group": list(self.known[0]), which: (1 - wrong).tolist(), "weight": z.y.tolist()}
         right = self.output(z.x, held.rows["input"]).argmax(1) == held.rows["label"]
-        clients = {"client": list(range(len(held))), "training accuracy": client_means(held, right)}
+        clients = client_means(held, right, "training accuracy")
         kind: Literal["bars", "clients"] = "bars" if len(wrong) <= MOST_BARS else "clients"
         return {"Groups": Detail(kind, groups), "Clients": Detail("clients", clients)}

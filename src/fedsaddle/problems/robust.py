@@ -248,8 +248,7 @@ class Robust(OnDevices, Measured):
         right = torch.cat(
             [self.model(z.x, scaled(some, z.x.dtype).flatten(1) + z.y).argmax(1) == own for some, own in rows]
         )
-        clients = {"client": list(range(len(held))), "training accuracy under y": client_means(held, right)}
-        return {"Clients": Detail("clients", clients)}
+        return {"Clients": Detail("clients", client_means(held, right, "training accuracy under y"))}
 
     def measure(self, z: Pair) -> dict[str, Tensor]:
         """The robust losses, accuracies on test rows as they are, moved by the worst y, and under PGD."""

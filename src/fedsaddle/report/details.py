@@ -102,7 +102,7 @@ def timeline_of(series: Series) -> dict[str, Any]:
     """When rounds were abandoned, counted in equal parts of them; and what else happened, one by one."""
     parts = min(MOST_PARTS, max(1, series.rounds))
     abandoned = [0] * parts
-    others = []
+    others: list[dict[str, Any]] = []
     for one in series.happened:
         if one.what == "abandoned":
             abandoned[min(parts - 1, one.round * parts // max(1, series.rounds))] += 1

@@ -167,9 +167,9 @@ def read_run(folder: Path) -> Run:
             counts = len(experiment["seeds"]), experiment["rounds"], sum(lane.abandoned for lane in lanes)
             table = experiment["algorithms"][label]
             setting = table if isinstance(table, dict) else {}
-            rest = families.get(label, ""), setting, _trouble(own), own, terms
-            pictures = read_pictures(folder / "samples", label)
-            series.append(Series(label, lanes, *counts, metrics, pictures, *rest))
+            pictures, family = read_pictures(folder / "samples", label), families.get(label, "")
+            one = Series(label, lanes, *counts, metrics, pictures, family, setting)
+            series.append(replace(one, trouble=_trouble(own), happened=own, terms=terms))
     ends = {(label, one.seed) for label, own in happened.items() for one in own if one.what in ENDS}
     strangers = {*points, *ends} - {(one.label, lane.seed) for one in series for lane in one.lanes}
     if strangers:

@@ -7,6 +7,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fedsaddle.engine.course import Stop
 from fedsaddle.engine.study import points
 from fedsaddle.errors import Notice
@@ -46,7 +48,7 @@ def keep_details(folder: Path, plan: Plan, key: str, stop: Stop) -> None:
 
 def keep_originals(folder: Path, problem: object) -> None:
     """What a problem that makes pictures was to learn, once, beside what it makes."""
-    originals = getattr(problem, "originals", dict)()
+    originals: dict[str, Tensor] = getattr(problem, "originals", dict)()
     for what, pictures in originals.items():
         if not (folder / what / "real.png").exists():
             (folder / what).mkdir(exist_ok=True)
