@@ -118,8 +118,8 @@ def test_a_sweep_and_its_report_go_by_what_is_declared(
     for lane in family.best.lanes:
         assert first.best[lane.seed] == best(point.metrics[by] for point in lane.points)
     page = (out / "report.html").read_text()
-    assert '"name":"f1","high":true' in page
-    assert '"name":"brier_score","high":false' in page
+    assert '"name":"f1","better":"high"' in page
+    assert '"name":"brier_score","better":"low"' in page
 
 
 @pytest.mark.parametrize(("by", "best"), [("f1", max), ("brier_score", min)])

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from fedsaddle.engine.course import Stop
-from fedsaddle.engine.study import points
+from fedsaddle.engine.study import Study, points
 from fedsaddle.errors import Notice
-from fedsaddle.pictures import grid
-from fedsaddle.problem import Detailed
+from fedsaddle.pictures import grid, over_rounds
+from fedsaddle.problem import Detailed, Pictured
 from fedsaddle.runs.files import write_atomically
 from fedsaddle.runs.plan import Plan
 
@@ -42,14 +42,33 @@ def keep_details(folder: Path, plan: Plan, key: str, stop: Stop) -> None:
         warnings.warn(f"the report will lack details of {study.names[0]} ({what})", Notice, stacklevel=2)
         return
     for name, data in files.items():
-        (folder / "details").mkdir(exist_ok=True)
-        write_atomically(folder / "details" / f"{name}.json", data)
+        _write(folder / "details" / f"{name}.json", data)
 
 
-def keep_originals(folder: Path, problem: object) -> None:
-    """What a problem that makes pictures was to learn, once, beside what it makes."""
-    originals: dict[str, Tensor] = getattr(problem, "originals", dict)()
+def keep_pictures(folder: Path, plan: Plan, study: Study, stop: Stop) -> None:
+    """What the first seed of each algorithm makes at an evaluation; and beside it, what it was to learn."""
+    if not isinstance(study.problem, Pictured):
+        return
+    originals: dict[str, Tensor] = getattr(study.problem, "originals", dict)()
     for what, pictures in originals.items():
         if not (folder / what / "real.png").exists():
-            (folder / what).mkdir(exist_ok=True)
-            write_atomically(folder / what / "real.png", grid(pictures))
+            _write(folder / what / "real.png", grid(pictures))
+    firsts = {study.names.index(name) for name in set(study.names)}
+    for lane in (row.lane for row in stop.rows if row.lane in firsts):
+        for what, pictures in study.problem.pictures(points(stop.lanes.server)[lane]).items():
+            name = study.names[lane]
+            _write(folder / what / f"{name}-{stop.round}.png", grid(pictures))
+            _line_up(folder / what, plan, name, stop.round)
+
+
+def _line_up(place: Path, plan: Plan, algorithm: str, last: int) -> None:
+    """Put the pictures of an algorithm's rounds so far into one."""
+    every, end = plan.evaluate_every, plan.rounds
+    paths = [place / f"{algorithm}-{n}.png" for n in (*range(0, end, every), end) if n <= last]
+    grids = [path.read_bytes() for path in paths if path.exists()]
+    write_atomically(place / f"{algorithm}-rounds.png", over_rounds(grids))
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, data)

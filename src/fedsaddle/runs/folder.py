@@ -22,11 +22,10 @@ from fedsaddle.engine.study import Study, points
 from fedsaddle.errors import BadInput, is_machines
 from fedsaddle.history import line
 from fedsaddle.metric import declared
-from fedsaddle.pictures import grid, over_rounds
 from fedsaddle.problem import Pictured
 from fedsaddle.runs.best import Best, Seen
 from fedsaddle.runs.checkpoints import FORMAT, bytes_of, read_checkpoint, read_state, state_of, versions
-from fedsaddle.runs.details import keep_details, keep_originals
+from fedsaddle.runs.details import keep_details, keep_pictures
 from fedsaddle.runs.files import as_json, sha256, verified, write_atomically
 from fedsaddle.runs.models import check_models, write_models
 from fedsaddle.runs.plan import Plan
@@ -342,22 +341,7 @@ class RunFolder:
 
     def picture(self, study: Study, stop: Stop) -> None:
         """Keep pictures of an evaluation, if the problem makes any."""
-        if isinstance(study.problem, Pictured):
-            keep_originals(self.path, study.problem)
-            firsts = {study.names.index(name) for name in set(study.names)}
-            for lane in (row.lane for row in stop.rows if row.lane in firsts):
-                for what, pictures in study.problem.pictures(points(stop.lanes.server)[lane]).items():
-                    (self.path / what).mkdir(exist_ok=True)
-                    name = study.names[lane]
-                    write_atomically(self.path / what / f"{name}-{stop.round}.png", grid(pictures))
-                    self._line_up(what, name, stop.round)
-
-    def _line_up(self, what: str, algorithm: str, last: int) -> None:
-        """Put the pictures of an algorithm's rounds so far into one."""
-        every, end = self.plan.evaluate_every, self.plan.rounds
-        paths = [self.path / what / f"{algorithm}-{n}.png" for n in (*range(0, end, every), end) if n <= last]
-        grids = [path.read_bytes() for path in paths if path.exists()]
-        write_atomically(self.path / what / f"{algorithm}-rounds.png", over_rounds(grids))
+        keep_pictures(self.path, self.plan, study, stop)
 
     def finish(self, key: str, stop: Stop, keep: bool = True) -> None:
         """Keep the last finite points of a study, and where it is, and go on to the next."""
