@@ -9,6 +9,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 from functools import partial
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 import fedsaddle as fs
+from fedsaddle.app import doctor
 from fedsaddle.border.build import load
 from fedsaddle.border.identity import identity_of
 from fedsaddle.cli import main
@@ -405,3 +407,46 @@ def test_a_sweep_chooses_by_test_rows_only_if_it_is_told(tmp_path):
         sweep(out=tmp_path / "no")
     with pytest.warns(fs.Notice, match="CHOSEN BY stationarity, WHICH LOOKS AT TEST ROWS"):
         assert sweep(by="stationarity", out=tmp_path / "yes").by == "stationarity"
+
+
+# --- careful with people -----------------------------------------------------------------------------------
+
+
+def test_the_doctor_says_what_is_wrong_and_what_to_do(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path / "data"))
+    code, told, _ = command("doctor")
+    assert code == 0, told
+    assert {line.split()[0] for line in told.splitlines()} <= {"ok", "note"}
+    for what in ("torch", "cores", "instructions", "player", "mnist", "runs, ", "free"):
+        assert what in told
+    (tmp_path / "data" / "satimage").mkdir(parents=True)
+    (tmp_path / "data" / "satimage" / "sat.trn").write_text("spoilt")
+    monkeypatch.setenv("TMPDIR", "/proc")
+    monkeypatch.setattr(tempfile, "tempdir", "/proc")
+    monkeypatch.setattr(doctor, "_installed", lambda name: "0.1" if name == "numpy" else "99")
+    monkeypatch.setattr(doctor, "record", lambda work, inputs: SimpleNamespace(why="it is deprecated"))
+    code, told, _ = command("doctor")
+    problems = [line for line in told.splitlines() if line.startswith("problem")]
+    assert code == 1
+    assert any("numpy 0.1, and >=2 is needed; pip install 'numpy>=2'" in line for line in problems)
+    assert any("fedsaddle data satimage gets it anew" in line for line in problems)
+    assert any("/proc cannot be written to" in line and "set TMPDIR" in line for line in problems)
+    assert "torch.fx, which is slower than TorchScript: it is deprecated" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("fedsaddle run quadr", "quadratic"),
+        ("fedsaddle run quadratic --algorithm cdma-ada,cdma-o", "cdma-ada,cdma-one"),
+        ("fedsaddle sweep --engine vec", "vectorised"),
+        ("fedsaddle doc", "doctor"),
+    ],
+)
+def test_a_shell_completes_names_without_pytorch(words, found):
+    program = "import sys; sys.modules['torch'] = None; from fedsaddle.cli import main; main()"
+    env = {"_FEDSADDLE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    line = f"import sys; sys.argv = ['fedsaddle']; {program}"
+    done = subprocess.run([sys.executable, "-c", line], env=os.environ | env, capture_output=True, text=True)
+    assert done.stdout.split() == [found], done.stderr

@@ -114,7 +114,8 @@ class Outcome:
             values = [row.metrics[metric] for row in ends.values()]
             mean = f", {metric} {sum(values) / len(values):.4g}" if values else ""
             reached = max((row.round for row in ends.values()), default=0)
-            told.append(f"{name}: {self.names.count(name)} seeds, {reached} rounds{mean}")
+            seeds = self.names.count(name)
+            told.append(f"{name}: {seeds} seed{'s' * (seeds > 1)}, {reached} rounds{mean}")
         return f"Outcome({'; '.join(told)})"
 
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from fedsaddle import __version__
 from fedsaddle.border import files, plugins
 from fedsaddle.cli import models
+from fedsaddle.cli.doctor import doctor
 from fedsaddle.cli.new import new
 from fedsaddle.cli.options import (
     Chosen,
@@ -50,7 +51,6 @@ app = typer.Typer(
     help="Minimax learning on fleets of unreliable devices.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 out = Console() if sys.stdout.isatty() else Console(width=120)
@@ -346,7 +346,7 @@ def join(
     raise typer.Exit(deploy.join(experiment, server, key, device, Terminal(out), **own))
 
 
-for _command in (models.predict, models.export, models.sample):
+for _command in (models.predict, models.export, models.sample, doctor):
     app.command()(_command)
 
 

@@ -10,7 +10,7 @@ import inspect
 import os
 import shlex
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -24,20 +24,64 @@ from fedsaddle.errors import BadInput, check_count, meant, unknown
 if TYPE_CHECKING:
     from fedsaddle.border.build import Wanted
 
-ExperimentArgument = Annotated[str, typer.Argument(help="The name of a shipped experiment, or a TOML file.")]
+
+# --- what a shell completes: names are read off the sources, so that nobody waits for PyTorch ---------------
+
+
+def _begun(incomplete: str, known: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(name, told) for name, told in known.items() if name.startswith(incomplete)]
+
+
+def _experiments(incomplete: str) -> list[tuple[str, str]]:
+    return _begun(incomplete, files.shipped())
+
+
+def _algorithms(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Those of the experiment, or all; after a comma, one more."""
+    known, experiment = files.algorithms(), ctx.params.get("experiment")
+    try:
+        own = files.read_tables(experiment)[0].get("algorithms", {}) if experiment else known
+    except BadInput:
+        own = known
+    before, comma, last = incomplete.rpartition(",")
+    said = before.split(",")
+    rest = {name: known.get(name, "") for name in own if name not in said}
+    return [(f"{before}{comma}{name}", told) for name, told in _begun(last, rest)]
+
+
+def _engines(incomplete: str) -> list[tuple[str, str]]:
+    return _begun(incomplete, dict.fromkeys(ENGINES, ""))
+
+
+def _devices(incomplete: str) -> list[tuple[str, str]]:
+    return _begun(incomplete, dict.fromkeys(("auto", "cpu", "cuda"), ""))
+
+
+# --- options ---------------------------------------------------------------------------------------------
+
+ExperimentArgument = Annotated[
+    str,
+    typer.Argument(help="The name of a shipped experiment, or a TOML file.", autocompletion=_experiments),
+]
 Perhaps = Annotated[
     str | None,
-    typer.Argument(help="The name of a shipped experiment, or a TOML file; none to --resume a folder."),
+    typer.Argument(
+        help="The name of a shipped experiment, or a TOML file; none to --resume a folder.",
+        autocompletion=_experiments,
+    ),
 ]
-Only = Annotated[list[str] | None, typer.Option(help="Only these, such as cdma-ada,cdma-one.")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(help="Only these, such as cdma-ada,cdma-one.", autocompletion=_algorithms),
+]
 Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
 Seeds = Annotated[str | None, typer.Option(help="Such as 0-4 or 0,3,7-9.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key: problem.kappa=20.")]
-Engine = Annotated[str | None, typer.Option(help="auto, vectorised, loop or ray.")]
+Engine = Annotated[str | None, typer.Option(help="auto, vectorised, loop or ray.", autocompletion=_engines)]
 AddressOption = Annotated[
     str | None, typer.Option(help="Of a Ray cluster: auto or host:port; or start one here.")
 ]
-DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda.", autocompletion=_devices)]
 Deterministic = Annotated[
     bool | None, typer.Option("--deterministic", help="The same bits every time, also on a GPU.")
 ]
