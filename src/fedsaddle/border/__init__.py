@@ -3,7 +3,8 @@
     files     experiments and --set, as tables; what there is. Imports nothing that takes time
     trained   which model of a run is meant. Imports nothing that takes time either
     plugins   a person's own code: where it is, and whether it may be run
-    plugged   the same, run and checked
+    own       whether it is what it should be
+    plugged   the same, run
     schema    one model for every table, with types, ranges and defaults
     build     studies and plans of what was checked
     sweeps    the same for a sweep, whose studies hold many settings

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
 from fedsaddle.algorithms import ALGORITHMS
-from fedsaddle.border import plugged
+from fedsaddle.border import own, plugged
 from fedsaddle.checks import Checks, Norms, check_kinds
 from fedsaddle.core import Count, Range, Scalar
 from fedsaddle.engine.executors.ray import MOST_WORKERS
@@ -169,7 +169,7 @@ def _model(cls: type[Any]) -> type[BaseModel]:
     try:
         return create_model(cls.__name__, __config__=STRICT, **fields)
     except PydanticUserError as error:
-        if not plugged.is_own(cls):
+        if not own.is_own(cls):
             raise
         why = str(error).split("\n")[0]
         raise BadInput(
@@ -196,13 +196,13 @@ def made(cls: type[Any], values: Mapping[str, Any], where: str) -> Any:
     try:
         one = cls(**values)
         check(one)
-        return plugged.finished(one)
+        return own.finished(one)
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
     except Exception as error:
-        if not plugged.is_own(cls):
+        if not own.is_own(cls):
             raise
-        line = plugged.in_a_line(error, plugged.source_of(cls))
+        line = own.in_a_line(error, own.source_of(cls))
         raise BadInput(f"{where}: {cls.__name__} cannot be made: {line}") from error
 
 
