@@ -44,6 +44,8 @@ LISTED = {
     "pip install": NETWORK,
     "docker run": NODES,
     "fedsaddle data mnist": NETWORK,
+    "fedsaddle data adult": NETWORK,
+    "fedsaddle run groups-adult": NETWORK,
     "fedsaddle local": NODES,
     "fedsaddle serve": NODES,
     "fedsaddle join": NODES,
@@ -261,14 +263,11 @@ BLOCKS = {
     ("docs/data.md", "toml"): is_tested_elsewhere,
     ("docs/deploy.md", "toml"): completes_an_experiment,
     ("docs/experiments.md", "toml"): is_an_experiment,
-<<<<<<< HEAD
     ("docs/own-task.md", "python"): runs,
     ("docs/models.md", "csv"): is_given_to_a_command,
     ("docs/models.md", "python"): runs_after_the_first_command,
-=======
     ("docs/plugins.md", "python"): is_run_by_a_command,
     ("docs/plugins.md", "toml"): is_run_by_a_command,
->>>>>>> wt-plugins
     ("docs/sweep.md", "toml"): completes_an_experiment,
 }
 ELSEWHERE = {"nginx", "ini", "dockerfile"}  # for programs that are not here

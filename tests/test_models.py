@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -124,11 +125,10 @@ def test_rows_are_read_as_they_were_in_training(task, home):
     assert {tuple(row) for row in inputs.tolist()} == known
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", [*BUILDERS, *networks.NETWORKS])
 def test_every_network_is_plain_and_computes_the_same(name):
-    build = {"logistic": lambda: networks.logistic(5), "mlp": lambda: networks.mlp(5)}.get(
-        name, BUILDERS[name]
-    )
+    known = {**BUILDERS, **networks.NETWORKS}
+    build = partial(known[name], 5) if name in ("logistic", "mlp") else known[name]
     rows = torch.randn(
         4,
         *{
@@ -169,6 +169,30 @@ def test_a_blueprint_is_json_and_back(task):
         state = one.models(one.init(0))
         for role, model in state.items():
             assert again.model(role, model.state_dict()).state_dict().keys() == model.state_dict().keys()
+
+
+class Half(nn.Module):
+    """A network part of which is frozen."""
+
+    def __init__(self, features: int, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(features, 3).requires_grad_(False)
+        self.register_buffer("shift", torch.ones(3))
+        self.last = nn.Linear(3, outputs)
+
+    def forward(self, rows):
+        return self.last(torch.relu(self.first(rows.flatten(1)) + self.shift))
+
+
+def test_what_is_frozen_comes_back_too(monkeypatch, tmp_path):
+    monkeypatch.setitem(networks.NETWORKS, "half", Half)
+    task = fs.AUC(network="half", clients=4)
+    run = train(tmp_path / "run", task, rounds=1, seeds=(0,))
+    rows = task.data.test_inputs[:9]
+    assert fs.load(run)(rows).sub(task.scores(point(run).x, rows)).abs().max() < 1e-6
+    monkeypatch.delitem(networks.NETWORKS, "half")
+    with pytest.raises(BadInput, match="network half is not known here"):
+        fs.load(run)
 
 
 def test_giving_networks_back_draws_no_random_numbers():

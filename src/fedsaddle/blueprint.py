@@ -117,10 +117,14 @@ class Piece:
 
     def module(self, reader: Reader) -> nn.Sequential:
         """The layers, whose values are nobody's."""
+        return self.around(self.builder(**self.arguments), reader)
+
+    def around(self, network: nn.Module, reader: Reader) -> nn.Sequential:
+        """A network with what comes before and after it."""
         return nn.Sequential(
             OrderedDict(
                 inputs=nn.Identity() if self.noise else _inputs(reader),
-                network=networks.plain(self.builder(**self.arguments)),
+                network=networks.plain(network),
                 outputs=nn.Sequential(*OUTPUTS[self.outputs]()),
             )
         )
@@ -143,19 +147,12 @@ class Blueprint:
     positive: str | None = None  # of a score: the class that is scored high
     together: int = 1  # rows that must be computed together, where they share batch statistics
 
-    def filled(self, vectors: Mapping[str, Tensor]) -> dict[str, nn.Module]:
-        """The models whose networks have these values, end to end; on the CPU, ready to use."""
-        found: dict[str, nn.Module] = {}
-        for role, part in self.parts.items():
-            with torch.device("meta"):  # so that no values are drawn
-                module = part.module(self.reader)
-            own = dict(module.named_parameters())
-            vector = vectors[role].detach().to("cpu", torch.float32)
-            cut = vector.split([value.numel() for value in own.values()])
-            values = {name: some.view(own[name].shape).clone() for name, some in zip(own, cut, strict=True)}
-            module.load_state_dict(module.state_dict() | values, assign=True)
-            found[role] = module.requires_grad_(True).eval()
-        return found
+    def whole(self, trained: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+        """Trained networks as models that take rows as they are, ready to use."""
+        return {
+            role: part.around(trained[role].to(torch.float32), self.reader).eval()
+            for role, part in self.parts.items()
+        }
 
     def model(self, role: str, tensors: Mapping[str, Tensor]) -> nn.Module:
         """The model of a role with the values of a file."""

@@ -20,7 +20,7 @@ from fedsaddle.border.trained import Choice, check_format, which_model
 from fedsaddle.errors import BadInput, check_count, check_seed, unknown
 from fedsaddle.pictures import grid
 from fedsaddle.problem import Modelled
-from fedsaddle.runs import NOTE, Written, read_model, write_atomically
+from fedsaddle.runs import NOTE, StoredModel, read_model, write_atomically
 
 ROWS_TOGETHER = 1_000  # rows that are scored at a time
 MOST_PICTURES = 10_000
@@ -61,7 +61,7 @@ def load(
     return trusted(modules[name], name, written.tensors[name])
 
 
-def _role(written: Written, role: str | None) -> str:
+def _role(written: StoredModel, role: str | None) -> str:
     if role is not None and role not in written.roles:
         raise unknown("role", role, written.roles)
     return role or written.roles[0]

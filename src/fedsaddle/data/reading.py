@@ -128,8 +128,9 @@ class Reader:
         scaling = None
         if held["mean"] is not None:
             scaling = Scaling(_numbers(held["mean"]), _numbers(held["spread"]))
-            numbers = sum(not words for words in columns.values()) if columns else math.prod(shape)
-            if not len(scaling.mean) == len(scaling.spread) == numbers or (scaling.spread < 0).any():
+            numbers = len(scaling.mean)  # the first of a row; ones and zeros that are words come after them
+            fits = numbers == sum(not words for words in columns.values()) if columns else numbers <= shape[0]
+            if not fits or len(scaling.spread) != numbers or len(shape) > 1 or (scaling.spread < 0).any():
                 raise ValueError("scaling")
         reader = cls(*names, columns, shape, dtype, scaling, _words(held["classes"]))
         if columns and shape != (len(reader.features),):

@@ -309,7 +309,7 @@ class AUC(Measured):
 
     def models(self, z: Pair) -> dict[str, nn.Module]:
         """What scores rows as they are in a file."""
-        return self.blueprint.filled({"score": z.x[:-2]})
+        return self.blueprint.whole({"score": self.model.at(z.x[:-2])})
 
     def scores(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The score of each row, between 0 and 1."""

@@ -149,4 +149,4 @@ class Fair(Measured):
 
     def models(self, z: Pair) -> dict[str, nn.Module]:
         """What gives a row, as it is in a file, the probabilities of its classes."""
-        return self.blueprint.filled({"classifier": z.x})
+        return self.blueprint.whole({"classifier": self.model.at(z.x)})

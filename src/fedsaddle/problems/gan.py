@@ -190,7 +190,7 @@ class GAN:
 
     def models(self, z: Pair) -> dict[str, nn.Module]:
         """What makes pictures in [-1, 1] of noise, and what gives one in bytes the logit of being real."""
-        return self.blueprint.filled({"generator": z.x, "discriminator": z.y})
+        return self.blueprint.whole({"generator": self.G.at(z.x), "discriminator": self.D.at(z.y)})
 
     def pictures(self, z: Pair) -> dict[str, Tensor]:
         """The first generated pictures, as bytes."""

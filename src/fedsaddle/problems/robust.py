@@ -110,7 +110,7 @@ class Robust(Measured):
 
     def models(self, z: Pair) -> dict[str, nn.Module]:
         """What gives a row, as it is in a file, the probabilities of its classes."""
-        return self.blueprint.filled({"classifier": z.x})
+        return self.blueprint.whole({"classifier": self.model.at(z.x)})
 
     def init(self, seed: int) -> Pair:
         """PyTorch's initialisation of the network, and y = 0."""

@@ -47,7 +47,7 @@ from fedsaddle.runs.diary import read_clock, read_environment, refuse_constant
 from fedsaddle.runs.execution import execute
 from fedsaddle.runs.files import verified, write_atomically
 from fedsaddle.runs.folder import RunFolder
-from fedsaddle.runs.models import NOTE, Written, read_model
+from fedsaddle.runs.models import NOTE, StoredModel, read_model
 from fedsaddle.runs.plan import Interrupted, Plan, Watch
 from fedsaddle.runs.tables import HISTORY, KEYS
 
@@ -58,8 +58,8 @@ __all__ = [
     "Interrupted",
     "Plan",
     "RunFolder",
+    "StoredModel",
     "Watch",
-    "Written",
     "execute",
     "read_checkpoint",
     "read_clock",

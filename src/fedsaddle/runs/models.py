@@ -78,7 +78,7 @@ def check_models(folder: Path, held: Mapping[str, Any]) -> None:
         verified(folder / "models" / MODEL, held["sha256"])
 
 
-class Written(NamedTuple):
+class StoredModel(NamedTuple):
     """What a run folder holds of one lane."""
 
     problem: str  # the task's name
@@ -87,7 +87,7 @@ class Written(NamedTuple):
     tensors: dict[str, dict[str, Tensor]]  # by role
 
 
-def read_model(folder: Path, algorithm: str, seed: int, best: bool = False) -> Written:
+def read_model(folder: Path, algorithm: str, seed: int, best: bool = False) -> StoredModel:
     """The model of a lane, as it was written."""
     held = read_checkpoint(folder).get("models") or {}
     entry = held.get("lanes", {}).get(algorithm, {}).get(str(seed))
@@ -110,7 +110,7 @@ def read_model(folder: Path, algorithm: str, seed: int, best: bool = False) -> W
     blueprint = None if drawn is None else Blueprint.from_json(drawn)
     if blueprint is not None and list(blueprint.parts) != roles:
         raise damaged(place / MODEL, "its roles are not those of its blueprint")
-    return Written(problem, roles, blueprint, _by_role(tensors, roles, path))
+    return StoredModel(problem, roles, blueprint, _by_role(tensors, roles, path))
 
 
 def _by_role(tensors: Mapping[str, Tensor], roles: Sequence[str], path: Path) -> dict[str, dict[str, Tensor]]:
