@@ -13,7 +13,7 @@ from fedsaddle.engine.course import Stop
 from fedsaddle.engine.study import Study, points
 from fedsaddle.errors import Notice
 from fedsaddle.pictures import grid, over_rounds
-from fedsaddle.problem import Detailed, Pictured
+from fedsaddle.problem import Detailed, Held, Pictured
 from fedsaddle.runs.files import write_atomically
 from fedsaddle.runs.plan import Plan
 
@@ -28,10 +28,13 @@ def keep_details(folder: Path, plan: Plan, key: str, stop: Stop) -> None:
     if plan.by or not isinstance(study.problem, Detailed):
         return
     found: dict[str, dict[int, Any]] = {}
+    away = isinstance(study.problem, Held) and study.problem.away
     lanes = zip(study.names, study.seeds, points(stop.lanes.server), stop.lanes.alive, strict=True)
     try:
         for name, seed, z, alive in lanes:
             told = study.problem.details(z) if alive else {}
+            if away:  # of clients whose rows are on devices, nothing is known here
+                told = {title: detail for title, detail in told.items() if detail.kind != "clients"}
             if wrong := next((title for title, detail in told.items() if not detail.valid), None):
                 raise ValueError(f"'{wrong}' is not a Detail that can be drawn")
             if told:
