@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -295,7 +294,7 @@ class RunFolder:
         if old is not None and (state is None or old != state["file"]):
             (self.path / old).unlink(missing_ok=True)
 
-    def _write_state(self, algorithm: str, stop: Stop, file: str, best: Mapping[int, Seen]) -> dict[str, Any]:
+    def _write_state(self, algorithm: str, stop: Stop, file: str, best: dict[int, Seen]) -> dict[str, Any]:
         """Write where an algorithm is; and what a checkpoint says of it."""
         tensors, rest = state_of(stop.lanes)
         self._best.write(tensors, rest, best)
