@@ -44,6 +44,7 @@ LISTED = {
     "pip install": NETWORK,
     "docker run": NODES,
     "fedsaddle data mnist": NETWORK,
+    "fedsaddle --install-completion": "changes the settings of a person's shell",
     "fedsaddle data adult": NETWORK,
     "fedsaddle run groups-adult": NETWORK,
     "fedsaddle local": NODES,
@@ -175,6 +176,9 @@ def test_what_is_not_run_has_options_that_exist(line):
             assert not word.startswith("--") or f'"{word}"' in source, word
     elif words[0] == "fedsaddle":
         group = typer.main.get_command(app)
+        if words[1].startswith("--"):
+            assert any(words[1] in own.opts for own in group.params), words[1]
+            return
         group.commands[words[1]].make_context(words[1], words[2:])  # refuses what it does not know
         if words[1] in ("run", "sweep"):
             assert words[2] in shipped()
@@ -268,6 +272,7 @@ BLOCKS = {
     ("docs/models.md", "python"): runs_after_the_first_command,
     ("docs/plugins.md", "python"): is_run_by_a_command,
     ("docs/plugins.md", "toml"): is_run_by_a_command,
+    ("docs/python.md", "python"): runs,
     ("docs/sweep.md", "toml"): completes_an_experiment,
 }
 ELSEWHERE = {"nginx", "ini", "dockerfile"}  # for programs that are not here

@@ -2,6 +2,9 @@
 
     run       run an experiment or a sweep, in a folder of its own
     watch     a run's report, served while the run goes on
+    python    `fs.run` and `fs.sweep`: the same for experiments by name and for values made in Python
+    outcomes  a run's folder as an outcome, and an outcome as a folder or a report
+    doctor    what is wrong or slow here
     results   what a run or a sweep has come to: its report, and whether something came to nothing
     replay    a run's history, played again in the simulator
     models    what was trained, as a module, as scores of new rows, as a file for others, as pictures

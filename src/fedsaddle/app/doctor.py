@@ -57,23 +57,23 @@ def _versions() -> Iterator[Line]:
         yield Line("note", "packages", "fedsaddle is not installed, so what it needs is not known")
         return
     fit: list[str] = []
-    extras: dict[str, bool] = {}
+    extras: dict[str, list[str]] = {}  # what is missing of each
     for one in needed:
         version = _installed(one.name)
         fits = version is not None and version in one.specifier
         extra = re.search(r"extra == ['\"](\w+)['\"]", str(one.marker))
         if extra is not None:
             if extra[1] not in ("dev", "docs"):
-                extras[extra[1]] = extras.get(extra[1], True) and fits
+                extras.setdefault(extra[1], []).extend([] if fits else [f"'{one.name}{one.specifier}'"])
         elif not fits:
             told = f"{one.name} {version or 'is not here'}, and {one.specifier} is needed"
             yield Line("problem", "packages", told, f"pip install '{one.name}{one.specifier}'")
         else:
             fit.append(f"{one.name} {version}" if one.name in ("torch", "numpy") else "")
     yield Line("ok", "packages", f"{', '.join(filter(None, fit))} and {fit.count('')} more fit")
-    for name, fits in sorted(extras.items()):
-        todo = "" if fits else f"pip install 'fedsaddle[{name}]'"
-        yield Line("ok" if fits else "note", f"extra {name}", "is here" if fits else "is not here", todo)
+    for name, missing in sorted(extras.items()):
+        told, todo = ("is not here", f"pip install {' '.join(missing)}") if missing else ("is here", "")
+        yield Line("note" if missing else "ok", f"extra {name}", told, todo)
     yield from _lock()
 
 

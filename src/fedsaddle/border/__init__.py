@@ -8,6 +8,8 @@
     schema    one model for every table, with types, ranges and defaults
     build     studies and plans of what was checked
     sweeps    the same for a sweep, whose studies hold many settings
+    identity  what makes a value that was made in Python the same again
+    values    studies and plans of such values
 
 What cannot be used is refused here, in one line, with `BadInput`. Inside, the types are trusted.
 """

@@ -1,6 +1,7 @@
 """The command line.
 
     commands    what can be asked for
+    doctor      what is wrong or slow here
     models      the commands that use what was trained
     new         the first files of something of one's own
     options     what commands may be told, each option once
