@@ -51,6 +51,7 @@ LISTED = {
     "fedsaddle serve": NODES,
     "fedsaddle join": NODES,
     "fedsaddle report runs/deployed": NODES,
+    "fedsaddle watch": "serves until Ctrl-C: tests/test_watch.py",
     "fedsaddle replay runs/deployed": NODES,
     "fedsaddle run auc-mnist --device cuda": GPU,
     "fedsaddle run auc-mnist-steady --device cuda": GPU,

@@ -440,7 +440,7 @@ def test_a_run_folder_keeps_samples(cache, tmp_path):
         return {path.name: path.read_bytes() for path in (tmp_path / where / "samples").iterdir()}
 
     one = run("one")
-    assert set(one) == {f"cdma-one-{name}.png" for name in (0, 1, 2, "rounds")}
+    assert set(one) == {f"cdma-one-{name}.png" for name in (0, 1, 2, "rounds")} | {"real.png"}
     assert one["cdma-one-0.png"] != one["cdma-one-2.png"]
     assert run("two") == one
 
