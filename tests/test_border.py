@@ -30,9 +30,11 @@ from fedsaddle.app.results import of_run
 from fedsaddle.border import files
 from fedsaddle.border.build import load
 from fedsaddle.border.schema import Experiment
+from fedsaddle.data.datasets import DATASETS
 from fedsaddle.errors import BadInput
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS
+from fedsaddle.networks import NETWORKS
 from fedsaddle.problems import PROBLEMS, Quadratic
 from fedsaddle.runs import Plan
 
@@ -392,7 +394,7 @@ def test_where_nothing_is_known_nothing_is_listed(refused):
         ),
         (
             "problem.network=mlp",
-            "'network'; it goes with name 'auc' or 'gan', and name is 'quadratic'; name may",
+            "'network'; it goes with name 'auc' or 'groups' or",
         ),
     ],
 )
@@ -775,6 +777,9 @@ def test_what_is_listed_is_what_there_is():
     assert files.algorithms() == {name: entry.summary for name, entry in ALGORITHMS.items()}
     assert files.problems() == {name: entry.summary for name, entry in PROBLEMS.items()}
     assert files.fleets() == {name: model.__doc__.splitlines()[0] for name, model in FLEETS.items()}
+    assert files.networks() == {name: build.__doc__.splitlines()[0] for name, build in NETWORKS.items()}
+    assert files.datasets().keys() == DATASETS.keys()
+    assert all(files.datasets().values())
 
 
 @pytest.mark.parametrize("module", ["typer", "torch", "fedsaddle.engine.round"])

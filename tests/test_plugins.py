@@ -16,7 +16,10 @@ from fedsaddle.app.replay import replay_run
 from fedsaddle.app.run import Way, run, sweep
 from fedsaddle.border import plugins
 from fedsaddle.border.build import load
+from fedsaddle.border.plugged import PLUGGED
+from fedsaddle.data.datasets import DATASETS
 from fedsaddle.errors import BadInput
+from fedsaddle.networks import NETWORKS
 
 RULES = '''
 from __future__ import annotations
@@ -112,6 +115,17 @@ gamma = 0.08
 """
 
 
+@pytest.fixture(autouse=True)
+def forgotten():
+    """What a test adds, no other test knows of."""
+    registries = (NETWORKS, DATASETS, *PLUGGED.values())
+    before = [dict(known) for known in registries]
+    yield
+    for known, was in zip(registries, before, strict=True):
+        known.clear()
+        known.update(was)
+
+
 def marked(marker):
     """Code that shows that it was run."""
     return RULES.replace("import annotations\n", f"import annotations\nopen({str(marker)!r}, 'w').close()\n")
@@ -168,6 +182,16 @@ def test_a_rule_of_a_file_runs_as_one_that_ships(tmp_path, monkeypatch):
     assert kept["algorithms"]["mine"]["algorithm"] == called
     digest = plugins.sha256_of(tmp_path / "there/my_rules.py")
     assert kept["code"] == {"algorithms": {called: {"sha256": digest}}}
+
+
+def test_what_one_experiment_brings_is_not_anothers(tmp_path):
+    """In one process, as in a notebook."""
+    load(write(tmp_path), code=[tmp_path / "my_rules.py"])
+    with pytest.raises(BadInput, match="--code"):
+        load(write(tmp_path))
+    with pytest.raises(BadInput, match="unknown algorithm 'cdma-nx'") as refused:
+        load(write(tmp_path, rule="cdma-nx"))
+    assert "my_rules.py" not in str(refused.value)
 
 
 def test_code_that_nobody_has_named_is_not_run(call, tmp_path):

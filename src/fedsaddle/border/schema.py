@@ -247,17 +247,8 @@ class Variants(NamedTuple):
 def variant(where: str, table: Mapping[str, Any]) -> Variants:
     """The variant that a table names: [problem], [fleet] or [merge]."""
     tables: dict[str, tuple[str, Known]] = {
-        "problem": (
-            "name",
-            {
-                name: (entry.task, entry.defaults)
-                for name, entry in (PROBLEMS | plugged.PLUGGED["problems"]).items()
-            },
-        ),
-        "fleet": (
-            "model",
-            {name: (model, {}) for name, model in (FLEETS | plugged.PLUGGED["fleets"]).items()},
-        ),
+        "problem": ("name", {name: (entry.task, entry.defaults) for name, entry in PROBLEMS.items()}),
+        "fleet": ("model", {name: (model, {}) for name, model in FLEETS.items()}),
         "merge": ("rule", {name: (rule, {}) for name, rule in MERGES.items()}),
     }
     key, known = tables[where]
@@ -265,6 +256,10 @@ def variant(where: str, table: Mapping[str, Any]) -> Variants:
     name = dials.pop(key, None)
     if name is None:
         raise BadInput(f"{where}.{key} is missing; known: {', '.join(sorted(known))}")
+    if where == "problem" and (task := plugged.PLUGGED["problems"].get(str(name))):
+        known = known | {str(name): (task.task, task.defaults)}
+    if where == "fleet" and (model := plugged.PLUGGED["fleets"].get(str(name))):
+        known = known | {str(name): (model, {})}
     if not isinstance(name, str) or name not in known:
         raise unknown(where, str(name), known)
     return Variants(where, key, known, name, dials)
@@ -300,10 +295,10 @@ def has_K(rule: type[Any]) -> bool:
 
 def rule_named(name: object) -> Any:
     """The entry of an algorithm."""
-    known = ALGORITHMS | plugged.PLUGGED["algorithms"]
-    if not isinstance(name, str) or name not in known:
-        raise unknown("algorithm", str(name), known)
-    return known[name]
+    found = ALGORITHMS.get(str(name)) or plugged.PLUGGED["algorithms"].get(str(name))
+    if found is None:
+        raise unknown("algorithm", str(name), ALGORITHMS)
+    return found
 
 
 def _settings(label: str, table: Mapping[str, Any], K: int | None) -> dict[str, Any]:
