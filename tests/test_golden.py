@@ -47,11 +47,11 @@ def made_up(shape: tuple[int, ...], classes: int = 10, rows: int = 300) -> Datas
 
 
 def made_up_people(what: str) -> Dataset:
-    """A table of two classes, three groups and twenty clients, in each of which are all kinds of rows."""
+    """A table of two classes, three groups and forty clients, in each of which are all kinds of rows."""
     data = made_up((12,), classes=2)
     turn = torch.arange(150)
     groups = {what: Grouping(("a", "b", "c"), turn // 2 % 3, turn // 2 % 3)}
-    return replace(data, classes=("no", "yes"), owners=turn // 7 % 20, groups=groups)
+    return replace(data, classes=("no", "yes"), owners=turn // 3 % 40, groups=groups)
 
 
 def made_up_judge(*_: object) -> judges.Judge:

@@ -182,7 +182,7 @@ def test_the_trained_network_is_given_back():
     ("dials", "says"),
     [
         ({"dataset": "twon"}, "did you mean 'town'"),
-        ({"groups": "kinds"}, "did you mean 'kind'"),
+        ({"groups": "kinds"}, "did you mean 'kind'. known: class, client, kind, town"),
         ({"groups": "client", "by_class": True}, "by_class needs groups"),
         ({"by_class": True}, "by_class has no meaning"),
         ({"network": "lenet5"}, "unknown network 'lenet5'; .*known: logistic, mlp"),

@@ -43,7 +43,7 @@ class Groups(Tabled):
         """The names of the groups, each training row's, and each test row's where there are some."""
         data = self.data
         if self.groups != CLIENT:
-            names, rows, test_rows = self.grouped(self.groups)
+            names, rows, test_rows = self.grouped(self.groups, CLIENT)
         elif self.by_class:
             raise BadInput("by_class needs groups that test rows have too, and they have no client")
         else:

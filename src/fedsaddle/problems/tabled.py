@@ -97,13 +97,16 @@ class Tabled(Measured):
             return {"input": data.test_inputs, "label": data.test_labels}
         return {"input": data.inputs, "label": data.labels}
 
-    def grouped(self, what: str) -> tuple[tuple[str, ...], Tensor, Tensor]:
-        """A way to tell rows apart: the names of the groups, each training row's and each test row's."""
+    def grouped(self, what: str, *more: str) -> tuple[tuple[str, ...], Tensor, Tensor]:
+        """A way to tell rows apart: the names of the groups, each training row's and each test row's.
+
+        `more` are the other ways that a task has.
+        """
         data = self.data
         if what == "class":
             return data.classes, data.labels, data.test_labels
         if what not in data.groups:
-            raise unknown("groups", what, ("class", *data.groups))
+            raise unknown("groups", what, ("class", *more, *data.groups))
         found = data.groups[what]
         return found.names, found.rows, found.test_rows
 
