@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import re
+from pathlib import Path
 
 import numpy
 import pytest
@@ -55,7 +56,7 @@ SHIPPED = {
 
 
 def experiment(folder, name, more):
-    path = folder / f"{name}.toml"
+    path = folder / f"{name.split(':')[0]}.toml"
     path.write_text(TASK.format(name=name, more=more))
     return path
 
@@ -196,6 +197,24 @@ def test_a_reader_of_the_package_reads_for_an_own_task(wards, tmp_path):
     assert torch.equal(held.rows["label"][1:30], rows.test_labels)
     assert held.sizes.tolist() == [1, 29, 1]
     assert own.counts(1) == {"rows": 29}
+
+
+def test_the_task_of_the_document_is_deployed(tmp_path):
+    """docs/deploy.md's tasks.py, by the experiment file that names it."""
+    document = (Path(__file__).parent.parent / "docs/deploy.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
+    (tmp_path / "tasks.py").write_text(code)
+    path = experiment(tmp_path, "tasks.py:wards", "")
+    path.write_text(path.read_text().replace('partition = "devices"\n', ""))
+    wide = [ward(tmp_path / f"wide-{n}.csv", size, n) for n, size in enumerate((40, *SIZES))]
+    narrow = [tmp_path / name for name in ("reference.csv", "a.csv", "b.csv", "c.csv")]
+    for one, other in zip(wide, narrow, strict=True):
+        lines = [line.split(",") for line in one.read_text().splitlines()]
+        other.write_text("".join(f"{age},{dose},{ill}\n" for age, dose, _, ill in lines))
+    plan = plan_of(path, code=[tmp_path / "tasks.py"], devices=True)
+    assert "3 devices hold 87 rows" in on_devices(plan, narrow[1:], tmp_path)
+    with pytest.raises(BadInput, match="the rows of this task are on devices"):
+        plan_of(path, code=[tmp_path / "tasks.py"])
 
 
 def bad(path, text):

@@ -246,6 +246,10 @@ def completes_an_experiment(text: str, folder: Path, document: str) -> None:
     assert load(str(folder / "study.toml"), devices=True, engine="loop").studies
 
 
+def is_run_on_devices(text: str, folder: Path, document: str) -> None:
+    assert document in (ROOT / "tests/test_devices.py").read_text()
+
+
 def is_tested_elsewhere(text: str, folder: Path, document: str) -> None:
     """tests/test_project.py puts this document's blocks together and runs them."""
     assert f'"{document}"' in (ROOT / "tests/test_project.py").read_text()
@@ -266,6 +270,7 @@ BLOCKS = {
     ("docs/data.md", "csv"): is_tested_elsewhere,
     ("docs/data.md", "python"): runs,
     ("docs/data.md", "toml"): is_tested_elsewhere,
+    ("docs/deploy.md", "python"): is_run_on_devices,
     ("docs/deploy.md", "toml"): completes_an_experiment,
     ("docs/experiments.md", "toml"): is_an_experiment,
     ("docs/own-task.md", "python"): runs,

@@ -120,34 +120,18 @@ def clients(
     shares = _shares({"test": (test, test_share), "validation": (validation, validation_share)})
     names = _names(columns)
     wanted = Partition(count, partition, by, alpha, seed)
-    if away is None and source is None:
-        raise BadInput("fs.clients needs a table for each client, or away=NUMBER if they are on devices")
-    ways = (
-        source,
-        client,
-        indices,
-        count,
-        partition,
-        by,
-        alpha,
-        test_share or None,
-        validation_share or None,
-    )
-    if away is not None and (test is None or any(way is not None for way in ways)):
-        raise BadInput(
-            "with away=NUMBER the rows to learn from are on devices: give test=..., rows that show what a "
-            "device's file holds, and no other rows or shares of them"
-        )
+    given = (source, client, indices, count, partition, by, alpha, *shares)
+    _check_away(away, test, [one for one in given if one is not None])
     held = {
         what: _held(what, value, names, dtype, client)
         for what, value in (("test", test), ("validation", validation))
         if value is not None
     }
-    dealt = (
-        deal(source, client, indices, wanted, names, dtype) if away is None else _standing(away, held["test"])
-    )
-    made = _made(dealt, held, shares, own or {}, seed, dtype)
-    return made if away is None else replace(made, away=Away(names, dtype))
+    if away is not None:
+        made = _made(_standing(away, held["test"]), held, shares, own or {}, seed, dtype)
+        return replace(made, away=Away(names, dtype))
+    dealt = deal(source, client, indices, wanted, names, dtype)
+    return _made(dealt, held, shares, own or {}, seed, dtype)
 
 
 # --- what was given --------------------------------------------------------------------------------------
@@ -178,12 +162,22 @@ def _shares(given: dict[str, tuple[Any, Any]]) -> Shares:
     return shares
 
 
+def _check_away(away: int | None, test: Any, given: list[Any]) -> None:
+    if away is None and not given:
+        raise BadInput("fs.clients needs a table for each client, or away=NUMBER if they are on devices")
+    if away is not None and (test is None or given):
+        raise BadInput(
+            "with away=NUMBER the rows to learn from are on devices: give test=..., rows that show what a "
+            "device's file holds, and no other rows or shares of them"
+        )
+
+
 def _standing(count: int, tables: list[tuple[str, dict[str, Column]]]) -> Dealt:
     """For the rows of clients that are on devices, the first test rows, the same for each."""
     check_count("away", count)
     at, table = tables[0]
     some = min(STANDING, rows_in(next(iter(table.values()))))
-    first = {
+    first: dict[str, Column] = {
         name: Words(column.number[:some], column.words)
         if isinstance(column, Words)
         else in_memory(column, f"{at} '{name}'")[:some]

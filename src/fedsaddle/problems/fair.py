@@ -85,27 +85,6 @@ class Fair(OnDevices, Measured):
         """
         return held.sizes.repeat_interleave(held.sizes) * clients / count[held.rows["label"]]
 
-    # --- rows on devices ---
-
-    def told(self, rows: Columns) -> Counts:
-        count = torch.bincount(rows["label"], minlength=self.classes)
-        return {f"class {number}": rows for number, rows in enumerate(count.tolist())}
-
-    def facts(self, counts: list[Counts]) -> Facts:
-        totals = {key: float(sum(one[key] for one in counts)) for key in counts[0] if key != "rows"}
-        return {"devices": float(len(counts)), **totals}
-
-    def learn(self, facts: Facts) -> None:
-        told = [facts["devices"], *(facts[f"class {number}"] for number in range(self.classes))]
-        if not all(0 <= one < 2**53 and one == int(one) for one in told) or not 0 < told[0] <= self.clients:
-            raise BadInput(f"devices and their rows must be whole numbers, got {told}")
-        if facts != self._local.facts:
-            # A device that joins later may have rows of a class that nobody had.
-            own = torch.tensor(list(self.told(self._own_rows()).values()))
-            count = torch.maximum(torch.tensor(told[1:]).long(), own)
-            self.federation.rows["worth"].copy_(self._worth(self.federation, int(told[0]), count))
-            self._local.facts = facts
-
     @cached_property
     def model(self) -> Network:
         features = math.prod(self.data.inputs.shape[1:])
@@ -189,3 +168,25 @@ class Fair(OnDevices, Measured):
     def models(self, z: Pair) -> dict[str, nn.Module]:
         """What gives a row, as it is in a file, the probabilities of its classes."""
         return self.blueprint.whole({"classifier": self.model.at(z.x)})
+
+    def told(self, rows: Columns) -> Counts:
+        """What a device tells of its rows."""
+        count = torch.bincount(rows["label"], minlength=self.classes)
+        return {f"class {number}": rows for number, rows in enumerate(count.tolist())}
+
+    def facts(self, counts: list[Counts]) -> Facts:
+        """What follows from what all devices tell."""
+        totals = {key: float(sum(one[key] for one in counts)) for key in counts[0] if key != "rows"}
+        return {"devices": float(len(counts)), **totals}
+
+    def learn(self, facts: Facts) -> None:
+        """Go by it: each row of a device has its worth."""
+        told = [facts["devices"], *(facts[f"class {number}"] for number in range(self.classes))]
+        if not all(0 <= one < 2**53 and one == int(one) for one in told) or not 0 < told[0] <= self.clients:
+            raise BadInput(f"devices and their rows must be whole numbers, got {told}")
+        if facts != self._local.facts:
+            # A device that joins later may have rows of a class that nobody had.
+            own = torch.tensor(list(self.told(self._own_rows()).values()))
+            count = torch.maximum(torch.tensor(told[1:]).long(), own)
+            self.federation.rows["worth"].copy_(self._worth(self.federation, int(told[0]), count))
+            self._local.facts = facts

@@ -293,8 +293,8 @@ def task(
             "reader makes a table of a device's file: give a function of its path, and "
             f"fs.clients(away=NUMBER, test=...); got {shown(reader)} and {data}"
         )
-    seen = "train" if data.away is None else "test"
-    told = dict(metrics) if metrics else {"loss": Metric("neither", rows=seen)}
+    default = Metric("neither", rows="train" if data.away is None else "test")
+    told = dict(metrics) if metrics else {"loss": default}
     for key, metric in told.items():
         if not isinstance(metric, Metric) or not metric.valid:
             raise BadInput(f"metrics['{key}'] must be such as {SUCH[:-1]}, of=rule), got {shown(metric)}")
