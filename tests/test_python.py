@@ -285,7 +285,9 @@ def test_a_resume_with_something_else_is_refused_by_name(tmp_path):
     ):
         with pytest.raises(fs.BadInput, match=re.escape(why)):
             go({"name": "told", "data": identity}, resume=True, **options)
-    with pytest.raises(fs.BadInput, match="already holds a run"):
+    with pytest.raises(
+        fs.BadInput, match=r"already holds a run: go on with resume=True, or choose another out$"
+    ):
         go({"name": "told", "data": "aaaa"})
     assert go({"name": "told", "data": "aaaa"}, resume=True, rounds=6).rows[-1].round == 6
     with pytest.raises(fs.BadInput, match="identity must be a dict of JSON values"):
@@ -433,6 +435,29 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(command, tmp_path, monkeyp
     assert any("fedsaddle data satimage gets it anew" in line for line in problems)
     assert any("/proc cannot be written to" in line and "set TMPDIR" in line for line in problems)
     assert "torch.fx, which is slower than TorchScript: it is deprecated" in told
+
+
+def test_the_doctor_sees_gpus_and_how_free_they_are(monkeypatch):
+    """As PyTorch tells of them: here there may be none."""
+    free = iter([(120 * 2**30, 139 * 2**30), (10 * 2**30, 139 * 2**30), RuntimeError("out of memory\nmore")])
+
+    def told(number):
+        found = next(free)
+        if isinstance(found, RuntimeError):
+            raise found
+        return found
+
+    for name, value in {
+        "is_available": lambda: True,
+        "device_count": lambda: 3,
+        "get_device_name": lambda number: "H200",
+        "mem_get_info": told,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    whole, busy, broken = doctor._devices()
+    assert (whole.kind, whole.told) == ("ok", "H200, 120 of 139 GiB free")
+    assert (busy.kind, busy.todo) == ("note", "it is in use: choose another, or --set memory_gb=5.0")
+    assert (broken.kind, broken.told) == ("problem", "H200 cannot be used: out of memory")
 
 
 @pytest.mark.parametrize(

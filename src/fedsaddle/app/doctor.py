@@ -134,9 +134,7 @@ def _devices() -> Iterator[Line]:
             continue
         told = f"{name}, {free / GIB:.3g} of {whole / GIB:.3g} GiB free"
         busy = free < whole / 2
-        todo = (
-            f"somebody else uses it: choose another, or --set memory_gb={free / GIB / 2:.1f}" if busy else ""
-        )
+        todo = f"it is in use: choose another, or --set memory_gb={free / GIB / 2:.1f}" if busy else ""
         yield Line("note" if busy else "ok", f"GPU {number}", told, todo)
 
 

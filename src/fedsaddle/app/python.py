@@ -299,10 +299,19 @@ class _Way:
     def carry_out(self, plan: Plan, again: str) -> Path:
         with _until_interrupted() as asked:
             way = Way(**{**vars(self.way), "asked": lambda: asked})
-            ran = carry_out(plan, place(plan, way), way, again=again)
+            try:
+                ran = carry_out(plan, place(plan, way), way, again=again)
+            except BadInput as error:
+                raise BadInput(_in_python(str(error))) from None
         if ran.code == INTERRUPTED:
             raise KeyboardInterrupt(self.show.last)
         return ran.folder
+
+
+def _in_python(told: str) -> str:
+    """What a folder says of options, in the words of a call; a whole command stays what it is."""
+    whole = "fedsaddle " in told
+    return told if whole else told.replace("--resume", "resume=True").replace("another --out", "another out")
 
 
 class _Told:
