@@ -76,7 +76,7 @@ def plug(tables: dict[str, Any], code: Sequence[str | Path] = (), only: Sequence
             raise BadInput(told if told.startswith(use.where) else f"{use.where}: {told}") from error
         if use.key in use.table:
             use.table[use.key] = name
-        found.setdefault(use.group, {})[name] = record
+        found.setdefault(use.group, {})[name] = record | {key: pin[key] for key in ("data",) if key in pin}
     tables.pop("code", None)
     if found:
         tables["code"] = found
