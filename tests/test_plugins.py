@@ -8,8 +8,11 @@ import sys
 from importlib.resources import files as resources
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 
+import fedsaddle as fs
 from fedsaddle import cli
 from fedsaddle.app.new import SKELETONS
 from fedsaddle.app.replay import replay_run
@@ -396,6 +399,21 @@ def test_networks_datasets_and_fleets_of_a_file(tmp_path):
 def test_what_is_no_network_dataset_or_fleet_is_refused(tmp_path, changed, why):
     with pytest.raises(BadInput, match=why):
         parts(tmp_path, **changed)
+
+
+def test_a_model_of_ones_own_network_is_used_with_its_code(call, tmp_path):
+    parts(tmp_path)
+    code = [str(tmp_path / "parts.py")]
+    run("parts.toml", Way(tmp_path / "run"), code=code)
+    numpy.savez("new.npz", features=torch.zeros(3, 1, 8, 8, dtype=torch.uint8).numpy())
+    for words in (("predict", "run", "new.npz"), ("export", "run", "--to", "model.safetensors")):
+        status, _, stderr = call(*words)
+        assert status == 2
+        assert "is code" in stderr
+        status, stdout, stderr = call(*words, "--code", "parts.py")
+        assert status == 0, stderr
+        assert stdout
+    assert sum(one.numel() for one in fs.load("run", code=code).parameters()) == 463
 
 
 # --- packages ---------------------------------------------------------------------------------------------
