@@ -8,8 +8,11 @@ import sys
 from importlib.resources import files as resources
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 
+import fedsaddle as fs
 from fedsaddle import cli
 from fedsaddle.app.new import SKELETONS
 from fedsaddle.app.replay import replay_run
@@ -398,6 +401,21 @@ def test_what_is_no_network_dataset_or_fleet_is_refused(tmp_path, changed, why):
         parts(tmp_path, **changed)
 
 
+def test_a_model_of_ones_own_network_is_used_with_its_code(call, tmp_path):
+    parts(tmp_path)
+    code = [str(tmp_path / "parts.py")]
+    run("parts.toml", Way(tmp_path / "run"), code=code)
+    numpy.savez("new.npz", features=torch.zeros(3, 1, 8, 8, dtype=torch.uint8).numpy())
+    for words in (("predict", "run", "new.npz"), ("export", "run", "--to", "model.safetensors")):
+        status, _, stderr = call(*words)
+        assert status == 2
+        assert "is code" in stderr
+        status, stdout, stderr = call(*words, "--code", "parts.py")
+        assert status == 0, stderr
+        assert stdout
+    assert sum(one.numel() for one in fs.load("run", code=code).parameters()) == 463
+
+
 # --- packages ---------------------------------------------------------------------------------------------
 
 
@@ -505,10 +523,11 @@ def test_all_is_listed_and_nothing_is_run(tmp_path):
     )
     install(tmp_path / "site", source=f"open({str(marker)!r}, 'w')\n1 / 0\n", points=points)
     write(tmp_path, source=marked(marker))
+    (tmp_path / "tasks.py").write_text(f"open({str(marker)!r}, 'w')\n{ROWS}")
     script = """
 import sys
 from fedsaddle.cli import main
-sys.argv = ["fedsaddle", "list", "my_rules.py"]
+sys.argv = ["fedsaddle", "list", "my_rules.py", "tasks.py"]
 try:
     main()
 except SystemExit as end:
@@ -527,6 +546,7 @@ assert not {"torch", "numpy", "pydantic", "my_package", "my_rules"} & sys.module
     assert "my_rules.py:Mine file as CDMA-NC" in lines
     assert "cdma-nc my-package 1.0 refused: what ships has this name; say my_package.rules:Mine" in lines
     assert "digits" in done.stdout
+    assert "tasks.py:rows file" in lines
     assert not marker.exists()
 
 
@@ -591,6 +611,32 @@ def test_an_experiment_may_say_the_hash(tmp_path):
         else:
             with pytest.raises(BadInput, match=why):
                 load(str(experiment), code=[tmp_path / "my_rules.py"])
+
+
+ROWS = """
+import fedsaddle as fs
+import torch
+from pathlib import Path
+
+def rows(clients: int = 12):
+    values = torch.tensor([float(n) for n in Path(__file__).with_name("rows.txt").read_text().split()])
+    tables = [{"b": values + n} for n in range(clients)]
+    loss = lambda x, y, batch: (x - batch["b"] + y).square() - 2 * y.square()
+    return fs.task(x=1, y=1, loss=loss, data=fs.clients(tables))
+"""
+
+
+def test_a_task_of_ones_own_is_held_to_its_rows(tmp_path):
+    (tmp_path / "rows.txt").write_text("1 2 3")
+    (tmp_path / "tasks.py").write_text(ROWS)
+    experiment, code = write(tmp_path, rule="cdma-nc", problem="tasks.py:rows"), [tmp_path / "tasks.py"]
+    run(experiment, Way(tmp_path / "run"), history=True, code=code)
+    assert all(one.exact for one in replay_run(tmp_path / "run", code=code))
+    (tmp_path / "rows.txt").write_text("1 2 4")
+    with pytest.raises(BadInput, match=r"the rows of .*tasks\.py:rows are others"):
+        next(replay_run(tmp_path / "run", code=code))
+    with pytest.raises(BadInput, match=r"another experiment \(code\.problems.*data was"):
+        run(experiment, Way(tmp_path / "run", resume=True), history=True, code=code)
 
 
 @pytest.mark.parametrize("said", ["code=3", "code.algorithms=[1]", "code.rules={}", "code.fleets={a=1}"])

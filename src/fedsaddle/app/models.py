@@ -6,7 +6,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from fedsaddle import draws
 from fedsaddle.blueprint import Blueprint, trusted
+from fedsaddle.border.build import bench_of
+from fedsaddle.border.files import tables_of
+from fedsaddle.border.plugged import plug
 from fedsaddle.border.trained import Choice, check_format, which_model
 from fedsaddle.errors import BadInput, check_count, check_seed, unknown
 from fedsaddle.pictures import grid
@@ -34,6 +37,7 @@ def load(
     best: bool = False,
     role: str | None = None,
     task: object = None,
+    code: Sequence[str | Path] = (),
 ) -> nn.Module:
     """The trained module of a run, on the CPU and in eval mode.
 
@@ -44,12 +48,15 @@ def load(
         best: that of the best evaluation by a validation metric, not the last.
         role: of a task with several networks, such as "discriminator"; by default, the first.
         task: the task itself, if it was made in Python: a folder does not hold code.
+        code: the files of code that the run's experiment names, as for `fs.run`.
     """
     chosen = which_model(run, algorithm, seed, best)
-    written = read_model(chosen.folder, chosen.algorithm, chosen.seeds[0], best)
+    written = _read(chosen, chosen.seeds[0], code)
     name = _role(written, role)
     if written.blueprint is not None:
         return written.blueprint.model(name, written.tensors[name])
+    if task is None and code:
+        task = bench_of(str(chosen.folder / "experiment.json"), {"code": code}).problem
     if not isinstance(task, Modelled):
         raise BadInput(
             f"{run} holds a {written.problem} that was made in Python, and no code: give the same task, "
@@ -67,9 +74,17 @@ def _role(written: StoredModel, role: str | None) -> str:
     return role or written.roles[0]
 
 
-def _built(chosen: Choice, seed: int, role: str | None = None) -> tuple[nn.Module, Blueprint, str]:
+def _read(chosen: Choice, seed: int, code: Sequence[str | Path]) -> StoredModel:
+    """A model as its folder has it. A network of a person's own is run only if they name its code."""
+    plug(tables_of(str(chosen.folder / "experiment.json")), code, groups=("networks",))
+    return read_model(chosen.folder, chosen.algorithm, seed, chosen.best)
+
+
+def _built(
+    chosen: Choice, seed: int, role: str | None = None, code: Sequence[str | Path] = ()
+) -> tuple[nn.Module, Blueprint, str]:
     """A model of a run whose folder says how to build it."""
-    written = read_model(chosen.folder, chosen.algorithm, seed, chosen.best)
+    written = _read(chosen, seed, code)
     name = _role(written, role)
     if written.blueprint is None:
         raise BadInput(
@@ -95,12 +110,13 @@ def predict(
     algorithm: str | None = None,
     seed: int | str | None = None,
     best: bool = False,
+    code: Sequence[str | Path] = (),
 ) -> Predictions:
     """The rows of a file, scored as the task scores them; with seed "all", the mean over all seeds."""
     chosen = which_model(run, algorithm, seed, best)
     outputs, plan, rows = None, None, None
     for one in chosen.seeds:
-        model, plan, role = _built(chosen, one)
+        model, plan, role = _built(chosen, one, code=code)
         if plan.parts[role].noise:
             raise BadInput(f"{run} holds a generator, which scores no rows: see fedsaddle sample {run}")
         rows = plan.reader.rows(str(data)) if rows is None else rows
@@ -139,12 +155,13 @@ def export(
     seed: int | None = None,
     best: bool = False,
     role: str | None = None,
+    code: Sequence[str | Path] = (),
 ) -> Exported:
     """Write a model so that it can be used without FedSaddle. It takes rows as they are, and scales them."""
     path = Path(to)
     form = check_format(path)
     chosen = which_model(run, algorithm, seed, best)
-    model, plan, name = _built(chosen, chosen.seeds[0], role)
+    model, plan, name = _built(chosen, chosen.seeds[0], role, code)
     part, reader = plan.parts[name], plan.reader
     example = plan.example(name, max(2, plan.together))
     kind = str(example.dtype).removeprefix("torch.")

@@ -201,16 +201,19 @@ def _held(path: Path) -> Iterator[tuple[str, str, str]]:
     except (SyntaxError, ValueError) as error:
         raise BadInput(f"{path} is not Python: {error}") from None
     methods = {"phases": "algorithms", "delays": "fleets", "loss": "problems", "field": "problems"}
-    results = {"Module": "networks", "Dataset": "datasets", "Problem": "problems", "Task": "problems"}
+    results = {"Module": "networks", "Dataset": "datasets", "Problem": "problems", "task": "problems"}
     for node in body:
         groups: list[str] = []
         if isinstance(node, ast.ClassDef):
             own = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
             groups = [group for method, group in methods.items() if method in own]
             groups += ["networks" for base in node.bases if ast.unparse(base).split(".")[-1] == "Module"]
-        elif isinstance(node, ast.FunctionDef) and node.returns is not None:
-            result = ast.unparse(node.returns).strip("'\"").split(".")[-1]
-            groups = [results[result]] if result in results else []
+        elif isinstance(node, ast.FunctionDef):
+            given = [one.value for one in ast.walk(node) if isinstance(one, ast.Return)]
+            called = [ast.unparse(one.func) for one in given if isinstance(one, ast.Call)]
+            told = "" if node.returns is None else ast.unparse(node.returns).strip("'\"")
+            ends = {one.split(".")[-1] for one in (told, *called)}
+            groups = [group for result, group in results.items() if result in ends]
         if groups and isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield groups[0], node.name, (ast.get_docstring(node) or "").split("\n")[0]
 

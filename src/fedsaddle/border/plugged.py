@@ -12,7 +12,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -47,18 +47,23 @@ def _ships(group: str, name: str) -> bool:
     return name in own or (group == "datasets" and is_table(name))
 
 
-def plug(tables: dict[str, Any], code: Sequence[str | Path] = (), only: Sequence[str] = ()) -> list[str]:
+def plug(
+    tables: dict[str, Any],
+    code: Sequence[str | Path] = (),
+    only: Sequence[str] = (),
+    groups: Collection[str] = tuple(GROUPS),
+) -> list[str]:
     """Load what an experiment names and does not ship, and write into it what that is, by its hash.
 
-    A file must be among `code`, which a person has named. Of the algorithms, `only` some may be asked for.
-    Returns what has no effect.
+    A file must be among `code`, which a person has named. Of the algorithms, `only` some may be asked for,
+    and of all that an experiment names some `groups`. Returns what has no effect.
     """
     plugins.check_code(code)
     _check_pins(tables)
     found: dict[str, dict[str, dict[str, str]]] = {}
     used: set[Path] = set()
     for use in list(plugins.uses(tables, only)):
-        if not isinstance(use.value, str) or _ships(use.group, use.value):
+        if not isinstance(use.value, str) or _ships(use.group, use.value) or use.group not in groups:
             continue
         reference, pin = plugins.reference_in(use.value), plugins.pinned(tables, use.group, use.value)
         try:
@@ -76,7 +81,7 @@ def plug(tables: dict[str, Any], code: Sequence[str | Path] = (), only: Sequence
             raise BadInput(told if told.startswith(use.where) else f"{use.where}: {told}") from error
         if use.key in use.table:
             use.table[use.key] = name
-        found.setdefault(use.group, {})[name] = record
+        found.setdefault(use.group, {})[name] = record | {key: pin[key] for key in ("data",) if key in pin}
     tables.pop("code", None)
     if found:
         tables["code"] = found

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from fedsaddle.border.trained import ALL, check_format, which_model
+from fedsaddle.cli.options import Code
 from fedsaddle.errors import BadInput, check_count, check_seed
 
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
@@ -29,6 +30,7 @@ def predict(
     algorithm: Whose = None,
     seed: Annotated[str | None, typer.Option(help="Of which seed; all: the mean over all.")] = None,
     best: BestOption = False,
+    code: Code = None,
 ) -> None:
     """Score new rows with a trained model, scaled as the rows that it has learnt from."""
     which_model(run, algorithm, seed if seed is None or seed.lower() != ALL else ALL, best)
@@ -38,7 +40,7 @@ def predict(
 
     from fedsaddle.app import models
 
-    found = models.predict(run, data, algorithm, seed and seed.lower(), best)
+    found = models.predict(run, data, algorithm, seed and seed.lower(), best, code or ())
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(found.header)
@@ -59,6 +61,7 @@ def export(
     seed: SeedOption = None,
     best: BestOption = False,
     role: Annotated[str | None, typer.Option(help="Which network, such as discriminator.")] = None,
+    code: Code = None,
 ) -> None:
     """Write a trained model for use without FedSaddle: torch.export, ONNX or safetensors."""
     check_format(to)
@@ -67,7 +70,7 @@ def export(
 
     from fedsaddle.app import models
 
-    made = models.export(run, to, algorithm, seed, best, role)
+    made = models.export(run, to, algorithm, seed, best, role, code or ())
     print(f"model    {made.path}\ntakes    {made.takes}\ngives    {made.gives}")
 
 
