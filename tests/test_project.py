@@ -39,6 +39,7 @@ FLOORS = [
         "scores",
         "judges",
         "pictures",
+        "mishaps",
     },
     {"faults", "merges", "history"},
     {"algorithms", "problems"},

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import subprocess
 import sys
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +19,7 @@ from fedsaddle import draws, networks
 from fedsaddle.core import Pair
 from fedsaddle.data.datasets import scaled
 from fedsaddle.engine.visits import field_of
+from fedsaddle.errors import Notice
 from fedsaddle.layers import Mapped
 from fedsaddle.problem import Batch
 from fedsaddle.problems.identity import fingerprint
@@ -398,3 +402,70 @@ def test_a_fingerprint_is_the_same_in_every_process() -> None:
 def test_a_study_can_be_made_of_it_and_runs_on_any_engine() -> None:
     study = make_study(fs.task(x=Net, y=3, loss=loss, data=data()), ADA, quorum=QUORUM)
     assert isinstance(study.problem.init(0), Pair)
+
+
+# --- what people write ------------------------------------------------------------------------------------
+
+
+class Counting(nn.Module):
+    """A module that is another one after each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only, self.calls = nn.Linear(6, 3), 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return self.only(inputs) * self.calls
+
+
+def changing(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    batch["input"].mul_(2)
+    return loss(x, y, batch)
+
+
+def slope(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    inputs = batch["input"] * 1
+    return torch.autograd.grad(x(inputs).sum(), inputs)[0].sum(1)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"loss": lambda x, y, b: loss(x, y, b) * numpy.random.rand()}, "gives other values"),
+        ({"loss": lambda x, y, b: loss(x, y, b) * random.random()}, "gives other values"),
+        ({"loss": changing}, "gives other values when it is asked"),
+        ({"x": Counting}, "gives other values when it is asked"),
+        ({"loss": lambda x, y, b: loss(x, y, b) / 0}, "not finite on 4 rows where it starts"),
+        ({"loss": slope}, "take gradients by torch.func.grad"),
+    ],
+)
+def test_a_loss_that_is_none_is_refused_when_the_task_is_made(given: dict[str, object], why: str) -> None:
+    with pytest.raises(fs.BadInput, match=re.escape(why)):
+        fs.task(**({"x": Net, "y": fs.Simplex(3), "loss": loss, "data": data()} | given))
+
+
+def test_mistakes_that_show_later_are_told_in_a_line() -> None:
+    tables = [rows(9, number) for number in range(6)]
+    tables[4]["label"][7] = 5  # a class that the network does not know
+    far = fs.clients(tables, test=rows(9, 99))
+    seen = {"right": fs.Metric("high", rows="test", of=right)}
+    with pytest.raises(fs.BadInput, match=r"failed in loss \(test_task.py, line \d+\): IndexError: index 5"):
+        run(fs.task(x=Net, y=fs.Simplex(3), loss=loss, data=far, metrics=seen), rounds=30)
+
+    def outside(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return loss(x, y, batch) * torch.from_numpy(batch["input"].numpy().sum(1))
+
+    with pytest.raises(fs.BadInput, match=r"the loss computes outside PyTorch, as NumPy does.* in outside"):
+        run(fs.task(x=Net, y=fs.Simplex(3), loss=outside, data=data()))
+    broken = {"broken": fs.Metric("high", rows="test", of=lambda x, y, b: 1 / 0)}
+    with pytest.raises(fs.BadInput, match=r"metric 'broken' failed in .*: ZeroDivisionError"):
+        run(fs.task(x=Net, y=fs.Simplex(3), loss=loss, data=data(), metrics=broken))
+    odd = {"odd": fs.Metric("high", rows="test", of=lambda x, y, b: float("nan"))}
+    with pytest.warns(Notice, match="where it starts, a metric is not finite"):
+        assert not run(fs.task(x=Net, y=fs.Simplex(3), loss=loss, data=data(), metrics=odd)).rows
+
+
+def test_a_column_that_memory_cannot_hold_is_refused() -> None:
+    with pytest.raises(fs.BadInput, match="client 0, column 'input': memory ran out; save it"):
+        fs.clients([{"input": torch.zeros(1, dtype=torch.float64).expand(2**44)}])

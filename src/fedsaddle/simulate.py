@@ -314,7 +314,11 @@ def simulate(
             study.close()
             if told is not None:
                 told.close()
-    if not any(stop.lanes.alive):
+    if not rows:
+        warnings.warn(
+            "nothing was learnt: where it starts, a metric is not finite in any lane", Notice, stacklevel=2
+        )
+    elif not any(stop.lanes.alive):
         warnings.warn("every lane diverged: try smaller step sizes", Notice, stacklevel=2)
     elif not any(stop.lanes.completed):
         warnings.warn(

@@ -37,6 +37,17 @@ def rows_in(column: Column) -> int:
 
 def column_of(values: Any, at: str, floats: torch.dtype) -> Column:
     """What somebody has given as a column."""
+    try:
+        return _column_of(values, at, floats)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate" not in str(error):
+            raise
+        raise BadInput(
+            f"{at}: memory ran out; save it as a .npy file and give its path, so that it stays on the disk"
+        ) from error
+
+
+def _column_of(values: Any, at: str, floats: torch.dtype) -> Column:
     if isinstance(values, OnDisk):
         return replace(values, kind=floats) if values.kind.is_floating_point else values
     if isinstance(values, Words):

@@ -26,6 +26,7 @@ from fedsaddle.data.federated import CHUNK
 from fedsaddle.data.reading import Reader
 from fedsaddle.errors import BadInput, shown
 from fedsaddle.metric import SUCH, Metric
+from fedsaddle.mishaps import told_in_a_line
 from fedsaddle.problem import Batch, Counts, Facts, Federation
 from fedsaddle.problems.identity import fingerprint, hashed
 from fedsaddle.problems.players import TaskPlayer, player_from
@@ -107,7 +108,8 @@ class OwnTask:
 
     def values(self, z: Pair, xi: Batch) -> tuple[Tensor, Tensor]:
         """What x descends and what y ascends, on a batch."""
-        found = self._called(self.rule, z, xi)
+        with told_in_a_line(f"{self.name}: the loss"):
+            found = self._called(self.rule, z, xi)
         both: tuple[Tensor, ...] = found if isinstance(found, tuple) else (found,)
         one, other = both[0], both[-1]
         return xi.mean(one) if one.dim() else one, xi.mean(other) if other.dim() else other
@@ -171,7 +173,8 @@ class OwnTask:
         rule = metric.of or (lambda *given: self.rule(*given))
         total = 0.0
         for xi, share in self._looked_at(metric.rows, z.x.device, name in self._by_rows):
-            found = self._called(rule, z, xi)
+            with told_in_a_line(f"metric '{name}'"):
+                found = self._called(rule, z, xi)
             found = found[0] if isinstance(found, tuple) else found
             try:
                 value = xi.mean(found) if isinstance(found, Tensor) and found.dim() else found
@@ -188,7 +191,7 @@ class OwnTask:
         z, found = self.init(0), set()
         for name, metric in self.metrics.items():
             batch = next(iter(self._looked_at(metric.rows, z.x.device, True, PROBED)))[0]
-            with torch.no_grad():
+            with torch.no_grad(), told_in_a_line(f"metric '{name}'"):
                 value = self._called(metric.of or self.rule, z, batch)
             value = value[0] if isinstance(value, tuple) else value
             if isinstance(value, Tensor) and value.dim() == 1 and len(value) == len(batch.weight):
@@ -322,7 +325,8 @@ def _try_out(own: OwnTask) -> None:
     except Exception as error:
         why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         shapes = ", ".join(f"{key} {tuple(column.shape)}" for key, column in some.rows.items())
-        raise BadInput(f"{own.name}: the loss failed on {rows} rows ({shapes}): {why}") from error
+        hint = "; in a loss, take gradients by torch.func.grad" if "not require grad" in why else ""
+        raise BadInput(f"{own.name}: the loss failed on {rows} rows ({shapes}): {why}{hint}") from error
     both = found if isinstance(found, tuple) else (found,)
     fits = all(isinstance(one, Tensor) and one.is_floating_point() for one in both)
     if not fits or len(both) > 2 or any(one.shape not in ((), (rows,)) for one in both):
@@ -330,6 +334,14 @@ def _try_out(own: OwnTask) -> None:
         raise BadInput(
             f"{own.name}: the loss must give one value a row, ({rows},) for {rows} rows, or a scalar; or two "
             f"of either, for a game; got {', '.join(told)}"
+        )
+    if not all(bool(torch.isfinite(one).all()) for one in both):
+        raise BadInput(f"{own.name}: the loss is not finite on {rows} rows where it starts, before any step")
+    again = own._called(own.rule, z, some)
+    if not all(map(torch.equal, both, again if isinstance(again, tuple) else (again,))):
+        raise BadInput(
+            f"{own.name}: the loss gives other values when it is asked again on the same rows: it must "
+            "depend on x, y and the batch alone, change none of them, and draw by batch.uniform() or normal()"
         )
     _try_padding(own, z, some, both)
 

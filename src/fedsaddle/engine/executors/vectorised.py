@@ -6,8 +6,6 @@ much memory a visit needs; how a recording is made is in `engine.compile`.
 
 from __future__ import annotations
 
-import os
-import traceback
 import warnings
 import weakref
 from collections.abc import Callable
@@ -27,6 +25,7 @@ from fedsaddle.engine.phase import conclude, exchange, padded, visits_in, withou
 from fedsaddle.engine.study import CPU, Executor, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Given, Stage, Task, Visits, answer, batch_rows, walked
 from fedsaddle.errors import BadInput, Notice
+from fedsaddle.mishaps import place_of
 from fedsaddle.problem import Measured, floats, name_of
 
 T = TypeVar("T")
@@ -251,7 +250,7 @@ class Vectorised(Executor):
                 ) from error
             raise BadInput(
                 f"{who} cannot be computed for many clients at once, for it looks at values (.item(), if, a "
-                f"shape that depends on them){_place_of(error)}: write it without, or use --engine loop, "
+                f"shape that depends on them){place_of(error)}: write it without, or use --engine loop, "
                 "executor=Loop()"
             ) from error
 
@@ -297,19 +296,6 @@ def together(problem: Measured) -> Callable[[Pair], dict[str, Tensor]]:
         return found
 
     return measure
-
-
-def _place_of(error: BaseException) -> str:
-    """Where an error comes from: the innermost line that is neither PyTorch's nor ours, and whose it is."""
-    found = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        home = frame.f_globals.get("__name__", "").partition(".")[0]
-        if home not in ("torch", "fedsaddle"):
-            module = frame.f_locals.get("self")
-            own = isinstance(module, torch.nn.Module)
-            who = type(module).__name__ if own else frame.f_code.co_name
-            found = f" in {who} ({os.path.basename(frame.f_code.co_filename)}, line {line})"
-    return found
 
 
 def _part(stage: Stage | None, start: int, stop: int) -> Stage | None:
