@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool2d, relu
 
 import fedsaddle as fs
-from fedsaddle import draws, networks
+from fedsaddle import draws, layers, networks
 from fedsaddle.core import Pair
 from fedsaddle.data.datasets import scaled
+from fedsaddle.engine.round import play
+from fedsaddle.engine.study import begin
 from fedsaddle.engine.visits import field_of
 from fedsaddle.errors import Notice
 from fedsaddle.layers import Mapped
@@ -126,6 +128,43 @@ def test_plain_layers_are_pytorch_s_whoever_computes_them(network: type[nn.Modul
         ours = torch.func.vmap(slopes)(many)
     for name in ours:
         assert torch.allclose(ours[name], torch.stack([one[name] for one in theirs]), rtol=1e-10, atol=1e-12)
+
+
+def test_plain_layers_go_where_many_networks_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However a person calls them: a mode does not see what PyTorch's own functions call within."""
+    called = []
+    for name in ("convolution", "halved"):
+        real = getattr(layers, name)
+        monkeypatch.setattr(layers, name, lambda *given, n=name, f=real: (called.append(n), f(*given))[1])
+    with Mapped():
+        LeNet()(torch.zeros(3, 1, 28, 28))  # one pool is a module, the other a function
+    assert called == ["convolution", "halved"] * 2
+    pictures = draws.normal(draws.key(0, 1), 2, 3, 4, 6)
+    with Mapped():
+        assert torch.equal(torch.max_pool2d(pictures, 2), max_pool2d(pictures, 2))
+        called.clear()
+        largest, where = max_pool2d(pictures, 2, return_indices=True)
+    assert called == []
+    assert torch.equal(pictures.flatten(2).gather(2, where.flatten(2)).view(where.shape), largest)
+
+
+def test_parameters_that_a_loss_looks_at_are_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts = []
+    named = networks.Network.named
+    monkeypatch.setattr(
+        networks.Network, "named", lambda self, vector: (cuts.append(1), named(self, vector))[1]
+    )
+
+    def decayed(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return loss(x, y, batch) + sum(value.square().sum() for value in x.parameters.values())
+
+    task = fs.task(x=Net, y=fs.Simplex(3), loss=decayed, data=data())
+    z, xi = task.init(0), Batch(rows(8, 0), {}, torch.full((8,), 1 / 8), torch.tensor(0))
+    cuts.clear()
+    slope = task.field(z, xi)
+    assert len(cuts) == 1
+    plain = fs.task(x=Net, y=fs.Simplex(3), loss=loss, data=data()).field(z, xi)
+    assert torch.allclose(slope.x, plain.x + 2 * z.x, atol=1e-6)
 
 
 # --- any module ------------------------------------------------------------------------------------------
@@ -401,7 +440,8 @@ def test_a_fingerprint_is_the_same_in_every_process() -> None:
 
 def test_a_study_can_be_made_of_it_and_runs_on_any_engine() -> None:
     study = make_study(fs.task(x=Net, y=3, loss=loss, data=data()), ADA, quorum=QUORUM)
-    assert isinstance(study.problem.init(0), Pair)
+    lanes, _ = play(study, begin(study), 0)
+    assert isinstance(lanes.server.z, Pair)
 
 
 # --- what people write ------------------------------------------------------------------------------------

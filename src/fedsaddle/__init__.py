@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         GAN,
         PROBLEMS,
         Bilinear,
+        DeepGMM,
         Fair,
         Groups,
         Limits,
@@ -104,6 +105,7 @@ __all__ = [
     "Clients",
     "ControlVariates",
     "Count",
+    "DeepGMM",
     "Dropout",
     "Everybody",
     "Exponent",
@@ -190,7 +192,7 @@ _HOMES = {
         "networks": "Network",
         "outcome": "Outcome",
         "problem": "Batch Federation Problem",
-        "problems": "AUC Bilinear Fair GAN Groups Limits PROBLEMS PartialAUC Quadratic Robust "
+        "problems": "AUC Bilinear DeepGMM Fair GAN Groups Limits PROBLEMS PartialAUC Quadratic Robust "
         "RobustLeastSquares ToyWGAN TwoSines",
         "problems.players": "Ball Box Free Nonnegative Simplex",
         "problems.task": "task",

@@ -70,15 +70,18 @@ def _max_pool2d(
     padding: One = 0,
     dilation: One = 1,
     ceil_mode: bool = False,
+    return_indices: bool = False,
 ) -> Tensor | None:
-    dials = (_even(kernel_size), _even(stride or kernel_size), _even(padding), _even(dilation), ceil_mode)
-    return halved(input) if dials == (2, 2, 0, 1, False) and input.dim() == 4 else None
+    sizes = (_even(kernel_size), _even(stride or kernel_size), _even(padding), _even(dilation))
+    halves = sizes == (2, 2, 0, 1) and input.dim() == 4 and not ceil_mode and not return_indices
+    return halved(input) if halves else None
 
 
 BATCHED: dict[Any, Callable[..., Tensor | None]] = {
     torch.conv2d: _conv2d,
     torch.conv_transpose2d: _conv_transpose2d,
     torch.max_pool2d: _max_pool2d,
+    torch.nn.functional.max_pool2d: _max_pool2d,  # also what nn.MaxPool2d calls: no mode sees what is within
 }
 
 

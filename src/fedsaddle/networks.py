@@ -74,9 +74,11 @@ class Network:
         return there[vector.dtype]
 
     def __call__(self, vector: Tensor, *inputs: Any, **named: Any) -> Any:
-        return torch.func.functional_call(
-            self.module, self.named(vector) | self.fixed(vector), inputs, named or None
-        )
+        return self.computed(self.named(vector) | self.fixed(vector), inputs, named)
+
+    def computed(self, held: dict[str, Tensor], inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """What the layers give with these values in place of their own."""
+        return torch.func.functional_call(self.module, held, inputs, named or None)
 
     def at(self, vector: Tensor) -> nn.Module:
         """The module itself with these parameters, on the CPU and in eval mode."""

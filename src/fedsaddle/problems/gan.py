@@ -6,19 +6,24 @@ y ascends f. What x descends is a named objective:
 
     saturating        f itself, the paper's minimax problem; its slope vanishes where D is sure of itself
     non-saturating    -E log sigma(D(G(w))), which the authors' release descends: a game without a common loss
+    wasserstein       another f, E D(a) - E D(G(w)), of which y also pays a penalty (Gulrajani 2017):
 
-The noise of a batch is drawn from its key, one vector for each of its rows, and both players use it. So two
-gradients on the same xi share all their randomness, as the corrections of CDMA need; the release draws the
-generator's noise anew. Batch normalisation uses the batch's own statistics, in training and when pictures
-are made to be judged (a hundred at a time); a full local gradient takes all rows of a client as one batch.
+    penalty E(|grad D(m)| - 1)^2,        m = u a + (1 - u) G(w), u ~ U[0, 1]
+
+The noise of a batch is drawn from its key, one vector for each of its rows, and both players use it; so are
+the u. So two gradients on the same xi share all their randomness, as the corrections of CDMA need; the
+release draws the generator's noise anew. Batch normalisation uses the batch's own statistics, in training and
+when pictures are made to be judged (a hundred at a time); a full local gradient takes all rows of a client as
+one batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +39,9 @@ from fedsaddle.data.partition import divide, idle_dials
 from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.judges import Judge
 from fedsaddle.metric import Metric
-from fedsaddle.networks import NOISE, Network
+from fedsaddle.networks import NOISE, BatchNorm, Network
 from fedsaddle.problem import Batch, Federation
-from fedsaddle.ranges import Seed, check
+from fedsaddle.ranges import Above0, Seed, check
 
 
 def logsigmoid(logits: Tensor) -> Tensor:
@@ -44,11 +49,27 @@ def logsigmoid(logits: Tensor) -> Tensor:
     return -softplus(-logits)
 
 
-# What x descends, as a function of D's logits of generated pictures.
+class Objective(NamedTuple):
+    """What the players play for, as functions of D's outputs."""
+
+    real: Callable[[Tensor], Tensor]  # f is this of the real pictures
+    fake: Callable[[Tensor], Tensor]  # and this of the generated ones
+    descends: Callable[[Tensor], Tensor]  # x, of the generated ones
+    bounded: bool = False  # whether D's slope is penalised
+
+
 OBJECTIVES = {
-    "saturating": lambda logits: logsigmoid(-logits),
-    "non-saturating": lambda logits: -logsigmoid(logits),
+    "saturating": Objective(
+        logsigmoid, lambda logits: logsigmoid(-logits), lambda logits: logsigmoid(-logits)
+    ),
+    "non-saturating": Objective(
+        logsigmoid, lambda logits: logsigmoid(-logits), lambda logits: -logsigmoid(logits)
+    ),
+    "wasserstein": Objective(
+        lambda outputs: outputs, lambda outputs: -outputs, lambda outputs: -outputs, True
+    ),
 }
+MIXTURE = 1 << 40  # what a batch's key is folded with for the u; the noise is numbered from 0
 PLAYERS = {  # generator, discriminator, and the pictures they are for
     "digits": (networks.digits_generator, networks.digits_discriminator, (1, 8, 8)),
     "mnist": (networks.mnist_generator, networks.mnist_discriminator, (1, 28, 28)),
@@ -60,6 +81,7 @@ GAN_PARTITIONS = ("label", "iid", "dirichlet", DEVICES)
 PICTURES_TOGETHER = 100  # pictures that are made together, as in the release: they share batch statistics
 LOSS_ROWS = 1_000  # of the test rows and of the generated pictures, that the losses are judged by
 SHOWN = 64  # pictures in a grid
+TINY = 1e-12
 TABLE = 1 << 33  # what the noise of an evaluation is drawn for; the partitions' draws are numbered from 0
 
 
@@ -72,7 +94,8 @@ class GAN(OnDevices):
     partition: str = "label"  # label (in celeba, whose face it is), iid, dirichlet or devices
     alpha: float = 0.5  # of dirichlet
     network: str = "digits"  # digits, mnist or dcgan
-    objective: Literal["saturating", "non-saturating"] = "saturating"
+    objective: Literal["saturating", "non-saturating", "wasserstein"] = "saturating"
+    penalty: Above0 = 10.0  # of wasserstein: what y pays for a slope of D that is not 1
     judge: str = "small"  # small, resnet18 or inception
     splits: Literal["disjoint", "nested"] = "disjoint"  # of the Inception Score
     samples: Annotated[int, Range(least=PICTURES_TOGETHER, most=10**6)] = 10_000  # pictures that are judged
@@ -101,6 +124,12 @@ class GAN(OnDevices):
         if fits != shape:
             raise BadInput(f"network {self.network} makes pictures of {fits}, {self.dataset} has {shape}")
         self.parts  # noqa: B018  a partition that cannot be made is refused here
+        if self.rule.bounded and any(isinstance(layer, BatchNorm) for layer in self.D.module.modules()):
+            able = [name for name in PLAYERS if name != self.network]
+            raise BadInput(
+                f"objective {self.objective} penalises D's slope at each picture, but the discriminator of "
+                f"{self.network} normalises batches, so that it depends on the others; try {', '.join(able)}"
+            )
         self.G, self.D  # noqa: B018  made now: inside a gradient no parameter can be
 
     @property
@@ -115,6 +144,8 @@ class GAN(OnDevices):
         idle = idle_dials(self.partition)
         if self.dataset != "celeba":
             idle["path"] = f"it is of celeba, not of {self.dataset}"
+        if not self.rule.bounded:
+            idle["penalty"] = f"it is of objective wasserstein, not of {self.objective}"
         if self.judge == "inception":
             idle["splits"] = "judge inception gives no Inception Score"
         else:
@@ -154,6 +185,10 @@ class GAN(OnDevices):
     def D(self) -> Network:
         return Network(PLAYERS[self.network][1])
 
+    @property
+    def rule(self) -> Objective:
+        return OBJECTIVES[self.objective]
+
     def init(self, seed: int) -> Pair:
         """Xavier's weights in linear and transposed layers, but not in dcgan; PyTorch's own elsewhere."""
         x, y = (int(draws.key(draws.INIT, seed, player)) for player in (0, 1))
@@ -169,16 +204,30 @@ class GAN(OnDevices):
         noise = self.noise(xi, z.x)
 
         def ascends(y: Tensor) -> tuple[Tensor, Tensor]:
-            def descends(x: Tensor) -> tuple[Tensor, Tensor]:
-                on_fake = self.D(y, self.G(x, noise, weight), weight).squeeze(1)
-                return xi.mean(OBJECTIVES[self.objective](on_fake)), on_fake
+            def descends(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+                fake = self.G(x, noise, weight)
+                on_fake = self.D(y, fake, weight).squeeze(1)
+                return xi.mean(self.rule.descends(on_fake)), (on_fake, fake)
 
-            slope, on_fake = torch.func.grad(descends, has_aux=True)(z.x)
-            right = logsigmoid(self.D(y, real, weight).squeeze(1)) + logsigmoid(-on_fake)
+            slope, (on_fake, fake) = torch.func.grad(descends, has_aux=True)(z.x)
+            right = self.rule.real(self.D(y, real, weight).squeeze(1)) + self.rule.fake(on_fake)
+            if self.rule.bounded:
+                right = right - self.penalty * self.steepness(y, self.between(xi, real, fake), weight)
             return xi.mean(right), slope
 
         climb, slope = torch.func.grad(ascends, has_aux=True)(z.y)
         return Pair(slope, climb)
+
+    def between(self, xi: Batch, real: Tensor, fake: Tensor) -> Tensor:
+        """A picture for each row, somewhere between the real and the generated one."""
+        u = draws.uniform(draws.fold(xi.key, MIXTURE), len(xi.weight)).to(real.dtype)[:, None, None, None]
+        return u * real + (1 - u) * fake
+
+    def steepness(self, y: Tensor, pictures: Tensor, weight: Tensor) -> Tensor:
+        """How far D's slope at each picture is from 1, squared."""
+        slopes = torch.func.grad(lambda pictures: self.D(y, pictures, weight).sum())(pictures)
+        norms = (slopes.flatten(1).square().sum(1) + TINY).sqrt()  # whose own slope at 0 would be infinite
+        return (norms - 1).square()
 
     # --- what it has learnt ---
 
@@ -254,8 +303,8 @@ class GAN(OnDevices):
             for rows in (real, fake)
         )
         return {
-            "f": float(logsigmoid(on_real).mean() + logsigmoid(-on_fake).mean()),
-            "generator_loss": float(OBJECTIVES[self.objective](on_fake).mean()),
+            "f": float(self.rule.real(on_real).mean() + self.rule.fake(on_fake).mean()),
+            "generator_loss": float(self.rule.descends(on_fake).mean()),
         }
 
 

@@ -117,17 +117,16 @@ def _check_number(what: str, value: object) -> None:
 class Applied:
     """A network with the parameters of one point, as a loss sees it: to be called as the module is."""
 
+    parameters: dict[str, Tensor]  # those that are trained, by their names: for a penalty on them, say
+
     def __init__(self, network: Network, vector: Tensor) -> None:
-        self._network, self._vector = network, vector
+        # Cut once, whoever uses the pieces how often: the gradient of each cut is a vector as long as all.
+        self.parameters = network.named(vector)
+        self._network, self._fixed = network, network.fixed(vector)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         with Mapped():
-            return self._network(self._vector, *inputs, **named)
-
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        """Those that are trained, by their names: for a penalty on them, say."""
-        return self._network.named(self._vector)
+            return self._network.computed(self.parameters | self._fixed, inputs, named)
 
 
 @dataclass(frozen=True, eq=False)

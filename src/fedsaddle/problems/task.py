@@ -313,6 +313,7 @@ def task(
     called = name or getattr(loss, "__name__", type(loss).__name__)
     made = OwnTask(called, player_from("x", x), player_from("y", y), loss, data, told, reader)
     _try_out(made)
+    made._game  # noqa: B018  looked at now: it takes a point, and inside a map none can be drawn
     return made
 
 
