@@ -56,8 +56,8 @@ def f_of(
     problem: PartialAUC, s: torch.Tensor, positive: torch.Tensor, rest: torch.Tensor, alpha: torch.Tensor
 ):
     """F for fixed scores."""
-    part = problem.rows_part(s, positive, *rest, alpha)
-    return part[positive].mean() + part[~positive].mean() + problem.rest(rest[1], rest[2], alpha)
+    part = problem.row(s, positive, *rest, alpha)
+    return 1 + part[positive].mean() + part[~positive].mean()
 
 
 def some_scores(seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
