@@ -81,7 +81,7 @@ GAN_PARTITIONS = ("label", "iid", "dirichlet", DEVICES)
 PICTURES_TOGETHER = 100  # pictures that are made together, as in the release: they share batch statistics
 LOSS_ROWS = 1_000  # of the test rows and of the generated pictures, that the losses are judged by
 SHOWN = 64  # pictures in a grid
-TINY = 1e-12
+NO_SLOPE = 1e-12  # added to a squared one, so that its root has a slope at 0
 TABLE = 1 << 33  # what the noise of an evaluation is drawn for; the partitions' draws are numbered from 0
 
 
@@ -226,7 +226,7 @@ class GAN(OnDevices):
     def steepness(self, y: Tensor, pictures: Tensor, weight: Tensor) -> Tensor:
         """How far D's slope at each picture is from 1, squared."""
         slopes = torch.func.grad(lambda pictures: self.D(y, pictures, weight).sum())(pictures)
-        norms = (slopes.flatten(1).square().sum(1) + TINY).sqrt()  # whose own slope at 0 would be infinite
+        norms: Tensor = (slopes.flatten(1).square().sum(1) + NO_SLOPE).sqrt()
         return (norms - 1).square()
 
     # --- what it has learnt ---

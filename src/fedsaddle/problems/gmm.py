@@ -29,8 +29,6 @@ from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Federation, Measured
 from fedsaddle.ranges import Rate, Seed, check
 
-Table = dict[str, Tensor]
-
 RESPONSES: dict[str, Callable[[Tensor], Tensor]] = {
     "sine": torch.sin,
     "step": lambda x: (x >= 0).to(x.dtype),
@@ -38,7 +36,7 @@ RESPONSES: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": lambda x: x,
 }
 REACH = 3.0  # of an instrument, to both sides
-TRAIN, VALIDATION, TEST = range(3)  # what rows are drawn for
+DRAWN = {"train": 0, "validation": 1, "test": 2}  # what rows are for, in the keys of their draws
 WAVES = 6  # cosines along each instrument that the moments are looked at by
 
 
@@ -68,11 +66,11 @@ class DeepGMM(Measured):
 
     # --- who holds what ---
 
-    def drawn(self, purpose: int, rows: int, low: Tensor, high: Tensor) -> Table:
+    def drawn(self, purpose: str, rows: int, low: Tensor, high: Tensor) -> dict[str, Tensor]:
         """Rows whose first instrument is between two numbers, one pair a row."""
 
         def key(number: int) -> Tensor:
-            return draws.key(draws.PROBLEM, self.seed, purpose, number)
+            return draws.key(draws.PROBLEM, self.seed, DRAWN[purpose], number)
 
         z = REACH * (2 * draws.uniform(key(0), rows, 2) - 1)
         z[:, 0] = low + (high - low) * draws.uniform(key(1), rows)
@@ -82,17 +80,20 @@ class DeepGMM(Measured):
         return {"z": z, "x": x[:, None], "y": g0 + e + 0.1 * d, "g0": g0}
 
     @cached_property
-    def _train(self) -> tuple[Table, Tensor]:
+    def _train(self) -> tuple[dict[str, Tensor], Tensor]:
         """The training rows before they are standardised, and how many each client has."""
         sizes = torch.full((self.clients,), self.rows // self.clients)
         sizes[: self.rows % self.clients] += 1
         client = torch.arange(self.clients).repeat_interleave(sizes)
-        own = draws.uniform(draws.key(draws.PROBLEM, self.seed, TRAIN, 3), self.rows) < self.heterogeneity
+        own = (
+            draws.uniform(draws.key(draws.PROBLEM, self.seed, DRAWN["train"], 3), self.rows)
+            < self.heterogeneity
+        )
         low = torch.where(own, 2 * REACH * client / self.clients - REACH, -REACH)
         high = torch.where(own, low + 2 * REACH / self.clients, REACH)
-        return self.drawn(TRAIN, self.rows, low.double(), high.double()), sizes
+        return self.drawn("train", self.rows, low.double(), high.double()), sizes
 
-    def _standardised(self, table: Table) -> Table:
+    def _standardised(self, table: dict[str, Tensor]) -> dict[str, Tensor]:
         y = self._train[0]["y"]
         changed = {name: (table[name] - y.mean()) / y.std() for name in ("y", "g0")}
         return {name: column.float() for name, column in (table | changed).items()}
@@ -104,18 +105,18 @@ class DeepGMM(Measured):
         del rows["g0"]  # which no client knows
         return Federation(rows, sizes)
 
-    def _held(self, purpose: int) -> Federation:
+    def _held(self, purpose: str) -> Federation:
         low = torch.full((self.held_out,), -REACH, dtype=torch.float64)
         rows = self._standardised(self.drawn(purpose, self.held_out, low, -low))
         return Federation(rows, torch.tensor([self.held_out]))
 
     @cached_property
     def validation(self) -> Federation:
-        return self._held(VALIDATION)
+        return self._held("validation")
 
     @cached_property
     def test(self) -> Federation:
-        return self._held(TEST)
+        return self._held("test")
 
     # --- the game ---
 
@@ -143,13 +144,14 @@ class DeepGMM(Measured):
         """The response, of standardised Y, and the critic."""
         return {"g": self.g.at(z.x), "f": self.f.at(z.y)}
 
-    def violation(self, x: Tensor, rows: Table) -> Tensor:
+    def violation(self, x: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The mean square of what the instruments tell of the residual, as far as few cosines can."""
         residual = rows["y"].to(x.dtype) - self.g(x, rows["x"].to(x.dtype)).squeeze(1)
         wave = torch.arange(1, WAVES + 1, device=x.device)
         angle = torch.pi / 2 * (rows["z"].to(x.dtype) / REACH + 1)
         along = 2**0.5 * torch.cos(angle[:, :, None] * wave).flatten(1)  # orthonormal, each of mean zero
-        return residual.mean().square() + (residual @ along / len(residual)).square().sum()
+        found: Tensor = residual.mean().square() + (residual @ along / len(residual)).square().sum()
+        return found
 
     def measure(self, z: Pair) -> dict[str, Tensor]:
         """The distance from g0, and the moments that are left."""
