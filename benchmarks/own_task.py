@@ -122,7 +122,8 @@ def stand_in(rows: int = 12_000) -> Dataset:
     bright = draws.uniform(draws.key(draws.PROBLEM, 0, 0), 10, 1, 28, 28)[labels]
     pictures = (bright + draws.uniform(draws.key(draws.PROBLEM, 0, 1), rows, 1, 28, 28)) / 2
     pictures = (255 * pictures).to(torch.uint8)
-    return Dataset(pictures[2000:], labels[2000:], pictures[:2000], labels[:2000])
+    few = rows // 6
+    return Dataset(pictures[few:], labels[few:], pictures[:few], labels[:few])
 
 
 def main(words: list[str] | None = None) -> float:
