@@ -108,6 +108,15 @@ def test_descent_and_ascent_find_the_saddle_for_fixed_scores():
     )
 
 
+def test_t_comes_back_from_where_it_means_nothing():
+    """From (b, t, alpha) = (1, 0, -1), a corner where F as written would reward all false alarms."""
+    problem, (s, positive) = PartialAUC("town", fpr=0.1), some_scores(5)
+    corner, alpha = torch.tensor([0.5, 1.0, 0.0]).double(), torch.tensor(-1.0).double()
+    slope = grad(lambda r: f_of(problem, s, positive, r, alpha))(corner)
+    assert slope[2] < 0  # so t rises
+    assert slope[1] > 0  # and b falls
+
+
 @pytest.mark.parametrize("partition", ["column", "iid", "dirichlet"])
 def test_the_mean_over_clients_is_that_over_all_rows(partition):
     problem = PartialAUC("town", partition, clients=7, fpr=0.2)
