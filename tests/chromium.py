@@ -70,6 +70,18 @@ class Chromium:
         hand = {"type": "pointer", "id": kind, "parameters": {"pointerType": kind}, "actions": actions}
         self.post("/actions", {"actions": [hand]})
 
+    def drag(self, selector: str, start: int, end: int) -> None:
+        """Draw the mouse over an element, from so far from its middle to so far."""
+        element = self.element(selector)
+        actions = [
+            {"type": "pointerMove", "origin": element, "x": start, "y": 0},
+            {"type": "pointerDown", "button": 0},
+            {"type": "pointerMove", "origin": element, "x": end, "y": 0, "duration": 50},
+            {"type": "pointerUp", "button": 0},
+        ]
+        hand = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": actions}
+        self.post("/actions", {"actions": [hand]})
+
     def press(self, selector: str, key: str) -> None:
         self.post(f"/element/{self.element(selector)[ELEMENT]}/value", {"text": key})
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from benchmarks import dropout
+from benchmarks import dropout, own_task
 from benchmarks.plain import Plain
 from benchmarks.work import Order
 from benchmarks.workloads import Workload, write
@@ -44,3 +44,15 @@ def test_dropout_is_measured_in_little(tmp_path, monkeypatch, capsys):
     assert "| 0 | 0.03 | never | 0.0 M | 0.0 M (0%)" in out  # nobody answers: two minutes of waiting
     assert (tmp_path / "dropout.png").exists()
     assert len((tmp_path / "dropout.csv").read_text().splitlines()) == 5
+
+
+def test_a_task_of_ones_own_is_timed_on_the_shipped_tasks_walk(monkeypatch, capsys):
+    made = own_task.stand_in(rows=600)
+    monkeypatch.setitem(own_task.DATASETS, "mnist", lambda: made)
+    monkeypatch.setattr(own_task, "stand_in", lambda: made)
+    monkeypatch.setattr(own_task, "WARM", 1)
+    monkeypatch.setattr(own_task, "ALGORITHMS", {"cdma-nc": (fs.CDMANC(0.1, 0.1, K=2), 2)})
+    monkeypatch.setattr(own_task.sources, "is_there", lambda name: False)
+    assert own_task.main(["--rounds=1", "--repeats=1", "--clients=10"]) > 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("cdma-nc"))
+    assert float(line.split()[-1]) < 1e-5  # apart

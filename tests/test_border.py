@@ -30,9 +30,11 @@ from fedsaddle.app.results import of_run
 from fedsaddle.border import files
 from fedsaddle.border.build import load
 from fedsaddle.border.schema import Experiment
+from fedsaddle.data.datasets import DATASETS
 from fedsaddle.errors import BadInput
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS
+from fedsaddle.networks import NETWORKS
 from fedsaddle.problems import PROBLEMS, Quadratic
 from fedsaddle.runs import Plan
 
@@ -326,7 +328,10 @@ def test_a_fleet_that_is_set_for_real_devices_is_noted():
 
 def test_the_resolved_experiment_says_every_key(tmp_path):
     found = load(write(tmp_path / "valid.json", VALID)).resolved
-    assert found.keys() == Experiment.model_fields.keys() - {"sweep"}
+    assert found.keys() == Experiment.model_fields.keys() - {
+        "sweep",
+        "code",
+    }  # of code that ships nothing is said
     assert found["problem"] == {"name": "quadratic"} | dataclasses.asdict(Quadratic(clients=20, kappa=10.0))
     assert found["fleet"] == {"model": "paper", "least": 0.5}
     assert found["quorum"] == {"invite": 8, "enough": None, "minimum": 1, "deadline": None, "grace": 0.0}
@@ -389,7 +394,7 @@ def test_where_nothing_is_known_nothing_is_listed(refused):
         ),
         (
             "problem.network=mlp",
-            "'network'; it goes with name 'auc' or 'gan', and name is 'quadratic'; name may",
+            "'network'; it goes with name 'auc' or 'groups' or",
         ),
     ],
 )
@@ -728,6 +733,10 @@ QUICK = [
     ["report", "nowhere"],
     ["report", "nowhere", "--out", "page.pdf"],
     ["replay", "nowhere"],
+    ["predict", "nowhere", "rows.csv"],
+    ["export", "nowhere", "--to", "model.pt2"],
+    ["export", "nowhere", "--to", "model.pkl"],
+    ["sample", "nowhere"],
 ]
 
 
@@ -768,6 +777,9 @@ def test_what_is_listed_is_what_there_is():
     assert files.algorithms() == {name: entry.summary for name, entry in ALGORITHMS.items()}
     assert files.problems() == {name: entry.summary for name, entry in PROBLEMS.items()}
     assert files.fleets() == {name: model.__doc__.splitlines()[0] for name, model in FLEETS.items()}
+    assert files.networks() == {name: build.__doc__.splitlines()[0] for name, build in NETWORKS.items()}
+    assert files.datasets().keys() == DATASETS.keys()
+    assert all(files.datasets().values())
 
 
 @pytest.mark.parametrize("module", ["typer", "torch", "fedsaddle.engine.round"])

@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import max_pool2d, unfold
 
-from fedsaddle import convolutions
+from fedsaddle import convolutions, pooling
 
 LAYERS = [
     (convolutions.Conv2d, nn.Conv2d, (1, 6, 5), 12),
@@ -108,11 +108,11 @@ def pooled_by_pytorch(x):
 
 
 def pooled_by_parts(x):
-    return convolutions._Pool.apply(x)[0]
+    return pooling._Pool.apply(x)[0]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("ours", [convolutions.MaxPool2d(2), pooled_by_parts])
+@pytest.mark.parametrize("ours", [pooling.MaxPool2d(2), pooled_by_parts])
 @pytest.mark.parametrize("last", [False, True])  # the channels, in memory
 def test_pooling_equals_pytorchs(ours, last, device):
     x = normal(4, 3, 5, 2, 6, 8, device=device).round(decimals=0)  # many are the same

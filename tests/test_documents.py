@@ -44,12 +44,14 @@ LISTED = {
     "pip install": NETWORK,
     "docker run": NODES,
     "fedsaddle data mnist": NETWORK,
+    "fedsaddle --install-completion": "changes the settings of a person's shell",
     "fedsaddle data adult": NETWORK,
     "fedsaddle run groups-adult": NETWORK,
     "fedsaddle local": NODES,
     "fedsaddle serve": NODES,
     "fedsaddle join": NODES,
     "fedsaddle report runs/deployed": NODES,
+    "fedsaddle watch": "serves until Ctrl-C: tests/test_watch.py",
     "fedsaddle replay runs/deployed": NODES,
     "fedsaddle run auc-mnist --device cuda": GPU,
     "fedsaddle run auc-mnist-steady --device cuda": GPU,
@@ -62,6 +64,8 @@ LISTED = {
     "fedsaddle run robust-mnist --device cuda": GPU,
     "fedsaddle run robust-fashion --device cuda": GPU,
     "fedsaddle report runs/gan-*": GPU,
+    "fedsaddle export runs/payments --seed 0 --to model.onnx": "needs an extra: tests/test_models.py",
+    "fedsaddle sample": "of a run of minutes: tests/test_models.py",
     "fedsaddle sweep auc-mnist": GPU,
     "python -m benchmarks": LONG,
     "python -m benchmarks.deployment": LONG,
@@ -79,6 +83,12 @@ READERS = {
     "README.md": {"my-experiment.toml": MINE},
     "docs/sweep.md": {"mine.toml": MINE},
     "docs/data.md": {"payments.csv": ("csv", 0), "payments.toml": ("toml", 0)},
+    "docs/models.md": {
+        "payments.csv": ("csv", 0, "docs/data.md"),
+        "payments.toml": ("toml", 0, "docs/data.md"),
+        "new.csv": ("csv", 0),
+    },
+    "docs/plugins.md": {"moons.py": ("python", 0), "moons.toml": ("toml", 0)},
 }
 # Runs that a document speaks of, and how somebody has come by them.
 RUNS = {"docs/report.md": ["runs/first", "runs/second"]}
@@ -134,7 +144,8 @@ def prepare(folder: Path, document: str) -> None:
     """What a reader of the document has before its first command."""
     for name, held in READERS.get(document, {}).items():
         if isinstance(held, tuple):
-            held = [text for language, text in blocks(document) if language == held[0]][held[1]]
+            where = held[2] if len(held) > 2 else document  # which may be a page that comes before
+            held = [text for language, text in blocks(where) if language == held[0]][held[1]]
         (folder / name).write_text(held)
     for name in RUNS.get(document, []):
         words = ["run", "quadratic", "--algorithm", "cdma-nc", "--rounds", "2", "--out", name]
@@ -166,6 +177,9 @@ def test_what_is_not_run_has_options_that_exist(line):
             assert not word.startswith("--") or f'"{word}"' in source, word
     elif words[0] == "fedsaddle":
         group = typer.main.get_command(app)
+        if words[1].startswith("--"):
+            assert any(words[1] in own.opts for own in group.params), words[1]
+            return
         group.commands[words[1]].make_context(words[1], words[2:])  # refuses what it does not know
         if words[1] in ("run", "sweep"):
             assert words[2] in shipped()
@@ -188,6 +202,18 @@ def runs(text: str, folder: Path, document: str) -> None:
     prepare(folder, document)
     done = subprocess.run([sys.executable, "-c", text], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def runs_after_the_first_command(text: str, folder: Path, document: str) -> None:
+    prepare(folder, document)
+    words = shlex.split(plain(ALL[document][0]))
+    subprocess.run([sys.executable, "-m", *words], cwd=folder, check=True, capture_output=True)
+    runs(text, folder, document)
+
+
+def is_given_to_a_command(text: str, folder: Path, document: str) -> None:
+    """The commands of the document read it: see READERS."""
+    assert any(held[0] == "csv" for held in READERS[document].values())
 
 
 def is_an_experiment(text: str, folder: Path, document: str) -> None:
@@ -220,9 +246,20 @@ def completes_an_experiment(text: str, folder: Path, document: str) -> None:
     assert load(str(folder / "study.toml"), devices=True, engine="loop").studies
 
 
+def is_run_on_devices(text: str, folder: Path, document: str) -> None:
+    assert document in (ROOT / "tests/test_devices.py").read_text()
+
+
 def is_tested_elsewhere(text: str, folder: Path, document: str) -> None:
     """tests/test_project.py puts this document's blocks together and runs them."""
     assert f'"{document}"' in (ROOT / "tests/test_project.py").read_text()
+
+
+def is_run_by_a_command(text: str, folder: Path, document: str) -> None:
+    """A reader has it as a file, and a command of the document runs it."""
+    prepare(folder, document)
+    (name,) = (path.name for path in folder.iterdir() if path.read_text() == text)
+    assert any(name in line for line in ALL[document] if not reason(line))
 
 
 BLOCKS = {
@@ -233,8 +270,15 @@ BLOCKS = {
     ("docs/data.md", "csv"): is_tested_elsewhere,
     ("docs/data.md", "python"): runs,
     ("docs/data.md", "toml"): is_tested_elsewhere,
+    ("docs/deploy.md", "python"): is_run_on_devices,
     ("docs/deploy.md", "toml"): completes_an_experiment,
     ("docs/experiments.md", "toml"): is_an_experiment,
+    ("docs/own-task.md", "python"): runs,
+    ("docs/models.md", "csv"): is_given_to_a_command,
+    ("docs/models.md", "python"): runs_after_the_first_command,
+    ("docs/plugins.md", "python"): is_run_by_a_command,
+    ("docs/plugins.md", "toml"): is_run_by_a_command,
+    ("docs/python.md", "python"): runs,
     ("docs/sweep.md", "toml"): completes_an_experiment,
 }
 ELSEWHERE = {"nginx", "ini", "dockerfile"}  # for programs that are not here

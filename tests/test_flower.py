@@ -41,6 +41,7 @@ from fedsaddle.flower.client import Memory, Site, client_app, learn, visit
 from fedsaddle.flower.supervise import Processes
 from fedsaddle.problem import Federation
 from fedsaddle.runs import RunFolder, execute
+from test_plugins import RULES
 
 ROOT = Path(__file__).parent
 FEDSADDLE = [sys.executable, "-m", "fedsaddle"]
@@ -188,6 +189,57 @@ def test_both_sides_agree_on_the_task_and_not_on_places(nine, tmp_path):
     here, there, other = (having(*file) for file in ("ax", "bx", "by"))
     assert wire.contract(here, "cdma-nc") == wire.contract(there, "cdma-nc")
     assert wire.contract(here, "cdma-nc") != wire.contract(other, "cdma-nc")  # not the same rows
+
+
+# --- code of one's own ------------------------------------------------------------------------------------
+
+
+def mine(folder, more=""):
+    """The experiment of somebody with a rule of their own, and that of somebody else."""
+    folder.mkdir()
+    (folder / "my_rules.py").write_text(RULES + more)
+    (folder / "mine.toml").write_text(
+        f'{NINE.split("[algorithms]")[0]}[algorithms]\nmine = {{ algorithm = "my_rules.py:Mine", '
+        "eta = 0.05, gamma = 0.08 }\ncdma-nc = { eta = 0.05, gamma = 0.08 }\n"
+    )
+    return plan_of(folder / "mine.toml", code=[folder / "my_rules.py"])
+
+
+def test_both_sides_agree_on_code_and_not_on_where_it_lies(tmp_path):
+    here, there, other = (mine(tmp_path / n, more).resolved for n, more in (("a", ""), ("b", ""), ("c", "#")))
+    assert here["code"] != there["code"]  # by their places
+    assert wire.contract(here, "mine") == wire.contract(there, "mine")
+    assert wire.contract(here, "mine") != wire.contract(other, "mine")
+    assert wire.contract(here, "cdma-nc") == wire.contract(other, "cdma-nc")  # which needs none of it
+
+
+def test_a_rule_of_ones_own_is_deployed(tmp_path):
+    plan = mine(tmp_path / "here")
+    deployed(plan, Clients(mine(tmp_path / "there"), tmp_path), tmp_path / "run")
+    simulated(mine(tmp_path / "again"), tmp_path / "simulated")
+    assert_same_end(tmp_path / "run", tmp_path / "simulated")
+    ours = ends(tmp_path / "run")
+    assert torch.equal(ours["mine", "3.x"], ours["cdma-nc", "3.x"])
+
+
+def test_a_deployment_does_not_begin_with_other_code(tmp_path):
+    """Nor does a device that comes later, with other code, answer."""
+    plan, others = mine(tmp_path / "here"), mine(tmp_path / "there", "# changed\n")
+    with pytest.raises(
+        BadInput, match=r"client \d has other code: of my_rules.py:Mine the server has \w{12}"
+    ):
+        deployed(plan, Clients(others, tmp_path), tmp_path / "run")
+    assert not (tmp_path / "run" / "final").exists()
+    site = Site(others, 2, tmp_path)
+    told = {"contract": wire.contract(plan.resolved, "mine"), "algorithm": "mine", "client": 2}
+    with pytest.raises(wire.Refused, match="contract is"):
+        visit(site, wire.pack(told, {}))
+
+
+@pytest.mark.parametrize("code", ["[]", "{", '{"algorithms": 3}', "[" * 100_000])
+def test_what_a_server_says_of_its_code_is_only_read(tmp_path, code):
+    with pytest.raises(wire.Refused, match="cannot be read"):
+        wire.check_code_of({"code": code}, mine(tmp_path / "here").resolved)
 
 
 # --- a client ---------------------------------------------------------------------------------------------

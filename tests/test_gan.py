@@ -27,7 +27,7 @@ from fedsaddle.pictures import grid, over_rounds
 from fedsaddle.problem import Batch
 from fedsaddle.runs import RunFolder, execute
 
-OBJECTIVES = ("saturating", "non-saturating")
+OBJECTIVES = ("saturating", "non-saturating", "wasserstein")
 
 
 @pytest.fixture(scope="module")
@@ -59,22 +59,37 @@ def start(problem, seed=3, dtype=torch.float64) -> Pair:
 # --- the game --------------------------------------------------------------------------------------------
 
 
+def steepness(problem, y, xi, fake):
+    """The mean of (|slope| - 1)^2 between real and generated pictures, by PyTorch's autograd, row by row."""
+    found = []
+    u = draws.uniform(draws.fold(xi.key, 1 << 40), len(fake))
+    for share, real, made in zip(u, xi.rows["real"], fake, strict=True):
+        between = (share * real + (1 - share) * made)[None].detach().requires_grad_()
+        (slope,) = torch.autograd.grad(problem.D(y, between, torch.ones(1).double())[0, 0], between)
+        found.append((slope.norm() - 1) ** 2)
+    return torch.stack(found).mean()
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_field_against_finite_differences(objective):
     problem = fs.GAN(objective=objective)
     z, xi, h = start(problem), batch(problem), 1e-6
     g = field_of(problem)(z, xi)
 
+    def made(x):
+        return problem.G(x, 2 * draws.uniform(xi.key, 12, 100) - 1, xi.weight)
+
     def descends(x):
-        weight = xi.weight
-        fake = problem.G(x, 2 * draws.uniform(xi.key, 12, 100) - 1, weight)
-        logits = problem.D(z.y, fake, weight)
+        logits = problem.D(z.y, made(x), xi.weight)
+        if objective == "wasserstein":
+            return -logits.mean()
         return (logsigmoid(-logits) if objective == "saturating" else -logsigmoid(logits)).mean()
 
     def ascends(y):
-        fake = problem.G(z.x, 2 * draws.uniform(xi.key, 12, 100) - 1, xi.weight)
-        real = torch.log(torch.sigmoid(problem.D(y, xi.rows["real"], xi.weight))).mean()
-        return real + torch.log(1 - torch.sigmoid(problem.D(y, fake, xi.weight))).mean()
+        on_real, on_fake = (problem.D(y, rows, xi.weight) for rows in (xi.rows["real"], made(z.x)))
+        if objective == "wasserstein":
+            return on_real.mean() - on_fake.mean() - 10 * steepness(problem, y, xi, made(z.x))
+        return torch.log(torch.sigmoid(on_real)).mean() + torch.log(1 - torch.sigmoid(on_fake)).mean()
 
     luck = torch.Generator().manual_seed(1)
     for loss, at, slope in ((descends, z.x, g.x), (ascends, z.y, g.y)):
@@ -100,6 +115,54 @@ def test_the_saturating_field_is_the_gradient_of_one_loss():
     assert (other.x - problem.field(z, xi).x).norm() > 1e-3
 
 
+def test_the_penalty_is_of_the_critic_alone():
+    problem, dearer = (fs.GAN(objective="wasserstein", penalty=penalty) for penalty in (1e-9, 5.0))
+    z, xi = start(problem), batch(problem)
+
+    def f(z):
+        fake = problem.G(z.x, problem.noise(xi, z.x), xi.weight)
+        return xi.mean((problem.D(z.y, xi.rows["real"], xi.weight) - problem.D(z.y, fake, xi.weight))[:, 0])
+
+    torch.testing.assert_close(problem.field(z, xi), torch.func.grad(f)(z), rtol=1e-6, atol=1e-8)
+    assert torch.equal(dearer.field(z, xi).x, problem.field(z, xi).x)
+    assert (dearer.field(z, xi).y - problem.field(z, xi).y).norm() > 1e-2
+    (note,) = fs.GAN(penalty=5.0).notes
+    assert "penalty = 5.0 has no effect: it is of objective wasserstein" in note
+
+
+def test_the_penalty_goes_twice_through_convolutions_and_pooling():
+    """Of the critic of MNIST, mapped over networks, against PyTorch's own layers and its autograd."""
+    problem = fs.GAN(objective="wasserstein")
+    critic = Network(networks.mnist_discriminator)
+    object.__setattr__(problem, "D", critic)
+    vectors = torch.stack([critic.init(seed).double() for seed in (0, 1)])
+    pictures = draws.normal(draws.key(0, 1), 2, 3, 1, 28, 28)
+    weight = torch.full((3,), 1 / 3).double()
+
+    def slope(y, pictures):
+        return torch.func.grad(lambda y: problem.steepness(y, pictures, weight).mean())(y)
+
+    found = torch.func.vmap(slope)(vectors, pictures)
+    plain = networks.plain(networks.mnist_discriminator()).double()
+    for vector, some, ours in zip(vectors, pictures, found, strict=True):
+        nn.utils.vector_to_parameters(vector, plain.parameters())
+        some = some.clone().requires_grad_()
+        (at,) = torch.autograd.grad(plain(some, weight).sum(), some, create_graph=True)
+        penalty = (at.flatten(1).norm(dim=1) - 1).square().mean()
+        # The last bias has no part in a slope.
+        theirs = torch.autograd.grad(
+            penalty, list(plain.parameters()), allow_unused=True, materialize_grads=True
+        )
+        theirs = torch.cat([one.flatten() for one in theirs])
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-12)
+
+
+def test_a_critic_that_normalises_batches_has_no_slope_of_its_own(monkeypatch):
+    tiny_dcgan(monkeypatch)
+    with pytest.raises(fs.BadInput, match=r"discriminator of dcgan normalises batches.*try digits, mnist"):
+        fs.GAN(dataset="celeba", network="dcgan", judge="inception", clients=4, objective="wasserstein")
+
+
 def test_the_noise_is_in_xi():
     """Two gradients on the same xi are the same; the corrections of CDMA cancel at their own point."""
     problem = fs.GAN()
@@ -112,10 +175,10 @@ def test_the_noise_is_in_xi():
     assert abs(float(noise.mean())) < 0.01
 
 
-@pytest.mark.parametrize("network", ["digits", "dcgan"])
+@pytest.mark.parametrize("network", ["digits", "dcgan", "wasserstein"])
 def test_rows_that_pad_a_batch_change_nothing(network, monkeypatch):
-    """Not even through batch normalisation, which both players of dcgan have."""
-    problem = fs.GAN()
+    """Not even through batch normalisation, which both players of dcgan have, or a penalty."""
+    problem = fs.GAN(objective="wasserstein" if network == "wasserstein" else "saturating")
     if network == "dcgan":
         problem = tiny_dcgan(monkeypatch)
     z, xi = start(problem), batch(problem, rows=6)
@@ -440,7 +503,7 @@ def test_a_run_folder_keeps_samples(cache, tmp_path):
         return {path.name: path.read_bytes() for path in (tmp_path / where / "samples").iterdir()}
 
     one = run("one")
-    assert set(one) == {f"cdma-one-{name}.png" for name in (0, 1, 2, "rounds")}
+    assert set(one) == {f"cdma-one-{name}.png" for name in (0, 1, 2, "rounds")} | {"real.png"}
     assert one["cdma-one-0.png"] != one["cdma-one-2.png"]
     assert run("two") == one
 

@@ -21,7 +21,7 @@ from typing import get_type_hints
 import pytest
 import torch
 
-from fedsaddle import AUC, GAN, Fair, Groups, Limits, PartialAUC, Robust, draws, judges, scores
+from fedsaddle import AUC, GAN, DeepGMM, Fair, Groups, Limits, PartialAUC, Robust, draws, judges, scores
 from fedsaddle.border.build import load
 from fedsaddle.border.files import SHIPPED, shipped
 from fedsaddle.core import Pair, StepSize
@@ -79,7 +79,7 @@ def play_in(patch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
 
         return start
 
-    for kind in (AUC, Fair, GAN, Groups, Limits, PartialAUC, Robust):
+    for kind in (AUC, DeepGMM, Fair, GAN, Groups, Limits, PartialAUC, Robust):
         patch.setattr(kind, "init", exactly(kind.init))
     patch.setattr(judges, "scaled", lambda inputs: scaled(inputs, dtype))
 
@@ -108,6 +108,8 @@ def in_little(experiment: str) -> tuple[int, list[str]]:
         return 2, [*TOY, "problem.network=digits", "problem.samples=200", "batch=3", "K=3", *long]
     if tables["problem"]["name"] == "robust":
         return 10, [*TOY, "problem.hidden=16"]
+    if tables["problem"]["name"] == "deep-gmm":
+        return 3, [*TOY, "problem.rows=200", "problem.held_out=200", "problem.hidden=8", "batch=5", "K=3"]
     if tables["problem"].get("dataset") in PEOPLE:  # which have their clients
         return 4, []
     more = ["problem.grad_phi=true"] if tables["problem"]["name"] == "auc" else []
@@ -183,7 +185,8 @@ def a_percent_more(study: Study) -> Study:
 
 
 @pytest.mark.parametrize(
-    "experiment", ["quadratic", "auc-digits", "gan-digits", "fair-fashion", "robust-fashion"]
+    "experiment",
+    ["quadratic", "auc-digits", "gan-digits", "wgan-digits", "gmm-sine", "fair-fashion", "robust-fashion"],
 )
 def test_a_step_size_that_is_one_percent_off_is_found_in_every_algorithm(experiment):
     wrong = off(some_rounds(experiment, a_percent_more), experiment, in_double)

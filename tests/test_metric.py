@@ -118,8 +118,8 @@ def test_a_sweep_and_its_report_go_by_what_is_declared(
     for lane in family.best.lanes:
         assert first.best[lane.seed] == best(point.metrics[by] for point in lane.points)
     page = (out / "report.html").read_text()
-    assert '"name":"f1","high":true' in page
-    assert '"name":"brier_score","high":false' in page
+    assert '"name":"f1","better":"high"' in page
+    assert '"name":"brier_score","better":"low"' in page
 
 
 @pytest.mark.parametrize(("by", "best"), [("f1", max), ("brier_score", min)])
@@ -155,15 +155,15 @@ WRONG = {
     ),
     "up": (
         {"f1": Metric("up", "test")},
-        f"MyProblem.metrics['f1'] must be such as {SUCH}, got Metric(better='up', rows='test', chance=None)",
+        f"MyProblem.metrics['f1'] must be such as {SUCH}, got Metric(better='up', rows='test', chance=None, of=None)",
     ),
     "all rows": (
         {"f1": Metric("high", "all")},
-        f"MyProblem.metrics['f1'] must be such as {SUCH}, got Metric(better='high', rows='all', chance=None)",
+        f"MyProblem.metrics['f1'] must be such as {SUCH}, got Metric(better='high', rows='all', chance=None, of=None)",
     ),
     "no number": (
         {"f1": Metric("high", "test", float("nan"))},
-        f"MyProblem.metrics['f1'] must be such as {SUCH}, got Metric(better='high', rows='test', chance=nan)",
+        f"MyProblem.metrics['f1'] must be such as {SUCH}, got Metric(better='high', rows='test', chance=nan, of=None)",
     ),
     "a word": ({"f1": "high"}, f"MyProblem.metrics['f1'] must be such as {SUCH}, got 'high'"),
     "a list": (["f1"], f"MyProblem.metrics must be such as {{\"f1\": {SUCH}}}, got ['f1']"),

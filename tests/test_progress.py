@@ -141,3 +141,30 @@ def test_plain_lines_have_a_total_and_the_time_left(monkeypatch, capsys):
     assert first.endswith("4/5 alive  algorithm 1/2")
     assert second.endswith("0.5 rounds/s  algorithm 1/2, about 6 min left")
     assert last.endswith("algorithm 1/2, about 3 min left")
+
+
+@pytest.mark.parametrize(
+    ("plan", "seconds", "told"),
+    [
+        (
+            plan_of("one", "other", rounds=1000),
+            1.0,
+            "about 33 min in all; shorter: --rounds 30 or --algorithm one or --seeds 0",
+        ),
+        (plan_of("one", rounds=200, seeds=1), 1.0, "about 3 min in all; shorter: --rounds 60. Ctrl-C"),
+        (plan_of("one", rounds=20, seeds=1), 10.0, "about 3 min in all. Ctrl-C saves it"),
+        (plan_of("one", rounds=500), 0.1, ""),
+    ],
+)
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_of_more_than_a_minute_says_so_once(monkeypatch, plan, seconds, told, resumed):
+    clock, to = Clock(monkeypatch), io.StringIO()
+    start = 1 if resumed else 0
+    lines = progress.Lines(plan, dict.fromkeys(plan.studies, start), to, warns=True)
+    lines.begin("one", start)
+    for round in range(start, min(60, plan.rounds)):
+        lines.stop("one", stop_at(round))
+        clock.now += seconds
+    said = [line for line in to.getvalue().splitlines() if "this will take" in line]
+    assert len(said) == (1 if told and not resumed else 0)
+    assert resumed or told in "".join(said)

@@ -582,7 +582,7 @@ def test_algorithms_in_another_order_are_another_experiment(half, monkeypatch, c
 
 
 def test_a_resume_under_other_versions_says_so(half, monkeypatch, capsys):
-    monkeypatch.setattr("fedsaddle.runs.folder._versions", lambda: {"fedsaddle": "0.1.0", "torch": "9.9"})
+    monkeypatch.setattr("fedsaddle.runs.folder.versions", lambda: {"fedsaddle": "0.1.0", "torch": "9.9"})
     assert fedsaddle(*ARGUMENTS, f"--out={half}", "--resume", monkeypatch=monkeypatch) == 0
     assert "this run was begun with" in capsys.readouterr().err
 

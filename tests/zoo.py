@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 import fedsaddle as fs
-from fedsaddle.convolutions import Conv2d, MaxPool2d
+from fedsaddle.convolutions import Conv2d
 from fedsaddle.networks import Network
+from fedsaddle.pooling import MaxPool2d
 
 ALGORITHMS = {
     "cdma-nc": fs.CDMANC(eta=0.05, gamma=0.08, K=3),

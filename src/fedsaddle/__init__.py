@@ -23,8 +23,33 @@ if TYPE_CHECKING:
         LocalSGDAPlus,
         ParallelSGDA,
     )
+    from fedsaddle.app.models import load
+    from fedsaddle.app.python import Swept, run, sweep
     from fedsaddle.checks import Checks
-    from fedsaddle.core import Pair
+    from fedsaddle.core import (
+        Algorithm,
+        Client,
+        ControlVariates,
+        Count,
+        Exponent,
+        Gradients,
+        Message,
+        Pair,
+        Parameters,
+        Phase,
+        Positive,
+        Reply,
+        StepSize,
+        Turn,
+        Weight,
+        only_x,
+        pull,
+        step,
+        travelled,
+        where,
+        zeros_like,
+    )
+    from fedsaddle.data.clients import Clients, clients
     from fedsaddle.engine.executors.loop import Loop
     from fedsaddle.engine.executors.ray import Ray
     from fedsaddle.engine.executors.vectorised import Vectorised
@@ -33,11 +58,15 @@ if TYPE_CHECKING:
     from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
     from fedsaddle.merges import Mean, Median, Merge, TrimmedMean
     from fedsaddle.metric import Metric
+    from fedsaddle.networks import Network
+    from fedsaddle.outcome import Outcome
+    from fedsaddle.problem import Batch, Federation, Problem
     from fedsaddle.problems import (
         AUC,
         GAN,
         PROBLEMS,
         Bilinear,
+        DeepGMM,
         Fair,
         Groups,
         Limits,
@@ -48,7 +77,9 @@ if TYPE_CHECKING:
         ToyWGAN,
         TwoSines,
     )
-    from fedsaddle.simulate import Outcome, make_study, simulate
+    from fedsaddle.problems.players import Ball, Box, Free, Nonnegative, Simplex
+    from fedsaddle.problems.task import task
+    from fedsaddle.simulate import make_study, simulate
 
 __version__ = "0.1.0"
 
@@ -61,16 +92,29 @@ __all__ = [
     "CODASCA",
     "GAN",
     "PROBLEMS",
+    "Algorithm",
     "BadInput",
+    "Ball",
+    "Batch",
     "Bilinear",
+    "Box",
     "CODAPlus",
     "CatalystScaffoldS",
     "Checks",
+    "Client",
+    "Clients",
+    "ControlVariates",
+    "Count",
+    "DeepGMM",
     "Dropout",
     "Everybody",
+    "Exponent",
     "ExtraStep",
     "Fair",
     "Faults",
+    "Federation",
+    "Free",
+    "Gradients",
     "Groups",
     "Latency",
     "Limits",
@@ -79,35 +123,64 @@ __all__ = [
     "Mean",
     "Median",
     "Merge",
+    "Message",
     "Metric",
+    "Network",
+    "Nonnegative",
     "Notice",
     "Outcome",
     "Pair",
     "Paper",
     "ParallelSGDA",
+    "Parameters",
     "PartialAUC",
+    "Phase",
+    "Positive",
+    "Problem",
     "Quadratic",
     "Quorum",
     "Ray",
+    "Reply",
     "Robust",
     "RobustLeastSquares",
+    "Simplex",
+    "StepSize",
+    "Swept",
     "ToyWGAN",
     "Trace",
     "TrimmedMean",
+    "Turn",
     "TwoSines",
     "Vectorised",
+    "Weight",
+    "clients",
+    "load",
     "make_study",
+    "only_x",
+    "pull",
+    "run",
     "simulate",
+    "step",
+    "sweep",
+    "task",
+    "travelled",
+    "where",
+    "zeros_like",
 ]
 
 # Where each name of `__all__` is at home.
 _HOMES = {
     name: f"fedsaddle.{home}"
     for home, names in {
-        "algorithms": "ALGORITHMS CDMAADA CDMANC CDMAONE CODASCA CODAPlus CatalystScaffoldS ExtraStep "
-        "LocalSGDAPlus ParallelSGDA",
+        "algorithms": "ALGORITHMS CDMAADA CDMANC CDMAONE CODAPlus CODASCA CatalystScaffoldS "
+        "ExtraStep LocalSGDAPlus ParallelSGDA",
+        "app.models": "load",
+        "app.python": "Swept run sweep",
         "checks": "Checks",
-        "core": "Pair",
+        "core": "Algorithm Client ControlVariates Count Exponent Gradients Message Pair "
+        "Parameters Phase Positive Reply StepSize Turn Weight only_x pull step "
+        "travelled where zeros_like",
+        "data.clients": "Clients clients",
         "engine.executors.loop": "Loop",
         "engine.executors.ray": "Ray",
         "engine.executors.vectorised": "Vectorised",
@@ -116,9 +189,14 @@ _HOMES = {
         "fleet": "Dropout Everybody Latency Paper Quorum Trace",
         "merges": "Mean Median Merge TrimmedMean",
         "metric": "Metric",
-        "problems": "AUC GAN PROBLEMS Bilinear Fair Groups Limits PartialAUC Quadratic Robust "
+        "networks": "Network",
+        "outcome": "Outcome",
+        "problem": "Batch Federation Problem",
+        "problems": "AUC Bilinear DeepGMM Fair GAN Groups Limits PROBLEMS PartialAUC Quadratic Robust "
         "RobustLeastSquares ToyWGAN TwoSines",
-        "simulate": "Outcome make_study simulate",
+        "problems.players": "Ball Box Free Nonnegative Simplex",
+        "problems.task": "task",
+        "simulate": "make_study simulate",
     }.items()
     for name in names.split()
 }

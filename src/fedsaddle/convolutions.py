@@ -126,7 +126,7 @@ def _apart(x: Tensor, groups: int) -> Tensor:
     return cut.transpose(0, 1)
 
 
-def _spelt_out(count: int, dim: int | None, tensor: Tensor) -> Tensor:
+def spelt_out(count: int, dim: int | None, tensor: Tensor) -> Tensor:
     """What a map gives each of its many, as more groups or rows."""
     there = tensor[None].expand(count, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
     return there.flatten(0, 1)
@@ -137,7 +137,7 @@ class _Bilinear(torch.autograd.Function):
 
     @classmethod
     def mapped(cls, count: int, dims: tuple[int | None, ...], one: Tensor, two: Tensor, grid: Grid) -> Any:
-        found = cls.apply(_spelt_out(count, dims[0], one), _spelt_out(count, dims[1], two), grid)
+        found = cls.apply(spelt_out(count, dims[0], one), spelt_out(count, dims[1], two), grid)
         return found.unflatten(0, (count, -1)), 0
 
     @classmethod
@@ -261,139 +261,30 @@ class _Correlate(_Bilinear):
         return _Correlate.mapped(info.batch_size, dims, x, y, grid)
 
 
+def convolution(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, margin: int) -> Tensor:
+    """A convolution of pictures (row, channel, height, width) with squares for windows."""
+    grid = Grid(w.shape[-1], stride, margin, *x.shape[2:])
+    # Not [0]: its gradient would be a new tensor of zeros, and that of `squeeze` is a view.
+    y: Tensor = _Convolve.apply(x[None], w[None], grid).squeeze(0)
+    return y if bias is None else y + bias[:, None, None]
+
+
+def transposed(y: Tensor, w: Tensor, bias: Tensor | None, stride: int, margin: int) -> Tensor:
+    """A transposed convolution, likewise."""
+    height, width = ((size - 1) * stride + w.shape[-1] - 2 * margin for size in y.shape[2:])
+    x: Tensor = _Spread.apply(y[None], w[None], Grid(w.shape[-1], stride, margin, height, width)).squeeze(0)
+    return x if bias is None else x + bias[:, None, None]
+
+
 class Conv2d(nn.Conv2d):
     """PyTorch's, with squares for windows."""
 
     def forward(self, x: Tensor) -> Tensor:
-        grid = Grid(self.kernel_size[0], self.stride[0], int(self.padding[0]), *x.shape[2:])
-        # Not [0]: its gradient would be a new tensor of zeros, and that of `squeeze` is a view.
-        y: Tensor = _Convolve.apply(x[None], self.weight[None], grid).squeeze(0)
-        return y if self.bias is None else y + self.bias[:, None, None]
+        return convolution(x, self.weight, self.bias, self.stride[0], int(self.padding[0]))
 
 
 class ConvTranspose2d(nn.ConvTranspose2d):
     """PyTorch's, with squares for windows."""
 
     def forward(self, y: Tensor, output_size: list[int] | None = None) -> Tensor:
-        side, stride, margin = self.kernel_size[0], self.stride[0], int(self.padding[0])
-        height, width = ((size - 1) * stride + side - 2 * margin for size in y.shape[2:])
-        grid = Grid(side, stride, margin, height, width)
-        x: Tensor = _Spread.apply(y[None], self.weight[None], grid).squeeze(0)
-        return x if self.bias is None else x + self.bias[:, None, None]
-
-
-def _corners(x: Tensor) -> list[Tensor]:
-    return [x[..., ::2, ::2], x[..., ::2, 1::2], x[..., 1::2, ::2], x[..., 1::2, 1::2]]
-
-
-class _Halve(torch.autograd.Function):
-    """The largest of each 2 x 2 window."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        a, b, c, d = _corners(x)
-        return torch.maximum(torch.maximum(a, b), torch.maximum(c, d))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        return _Unhalve.apply(g, *ctx.saved_tensors)
-
-
-class _Unhalve(torch.autograd.Function):
-    """Its gradient, which goes to the first of the largest, as PyTorch's does."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(g: Tensor, x: Tensor) -> Tensor:
-        a, b, c, d = _corners(x)
-        where_positive = torch.ops.aten.threshold_backward  # its first, where its second is positive, or zero
-        below = where_positive(g, torch.maximum(c, d) - torch.maximum(a, b), 0)
-        above = g - below
-        right, low_right = where_positive(above, b - a, 0), where_positive(below, d - c, 0)
-        back = torch.empty_like(x)
-        parts = (above - right, right, below - low_right, low_right)
-        for place, part in zip(_corners(back), parts, strict=True):
-            place.copy_(part)
-        return back
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, back: Tensor) -> Any:
-        (a, b, c, d), (to_a, to_b, to_c, to_d) = _corners(ctx.saved_tensors[0]), _corners(back)
-        above, below = torch.where(b > a, to_b, to_a), torch.where(d > c, to_d, to_c)
-        return torch.where(torch.maximum(c, d) > torch.maximum(a, b), below, above), None
-
-
-class _Pool(torch.autograd.Function):
-    """PyTorch's own on a GPU. Mapped, it has more rows; PyTorch's rule would copy where the largest were."""
-
-    @staticmethod
-    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = torch.ops.aten.max_pool2d_with_indices(x, [2, 2])
-        return found
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*inputs, output[1])
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor, _: Any) -> Any:
-        return _Unpool.apply(g, *ctx.saved_tensors)
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, x: Tensor) -> Any:
-        x = x.movedim(dims[0], 0)
-        if x.stride(0) < x.stride(1):  # each row holds them all: as more channels, nothing is copied
-            found = _Pool.apply(x.transpose(0, 1).flatten(1, 2))
-            return tuple(rows.unflatten(1, (info.batch_size, -1)) for rows in found), (1, 1)
-        found = _Pool.apply(x.flatten(0, 1))
-        return tuple(rows.unflatten(0, (info.batch_size, -1)) for rows in found), (0, 0)
-
-
-class _Unpool(torch.autograd.Function):
-    """Its gradient."""
-
-    @staticmethod
-    def forward(g: Tensor, x: Tensor, largest: Tensor) -> Tensor:
-        back: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
-            g, x, [2, 2], [2, 2], [0, 0], [1, 1], False, largest
-        )
-        return back
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(inputs[2])
-
-    @staticmethod
-    def backward(ctx: Any, back: Tensor) -> Any:
-        (largest,) = ctx.saved_tensors
-        return back.flatten(2).gather(2, largest.flatten(2)).view(largest.shape), None, None
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, *tensors: Tensor) -> Any:
-        there = (_spelt_out(info.batch_size, dim, tensor) for dim, tensor in zip(dims, tensors, strict=True))
-        return _Unpool.apply(*there).unflatten(0, (info.batch_size, -1)), 0
-
-
-class MaxPool2d(nn.MaxPool2d):
-    """PyTorch's, by comparing four slices on a CPU, where walking through windows is slow."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        halves = (self.kernel_size, self.stride, self.padding, self.dilation) == (2, 2, 0, 1)
-        found: Tensor
-        if not halves or (not x.is_cuda and (x.shape[-1] % 2 or x.shape[-2] % 2)):
-            found = super().forward(x)
-        else:
-            found = _Pool.apply(x)[0] if x.is_cuda else _Halve.apply(x)
-        return found
+        return transposed(y, self.weight, self.bias, self.stride[0], int(self.padding[0]))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, NamedTuple
 
 from fedsaddle.errors import BadInput
 
@@ -15,18 +15,29 @@ SUCH = 'Metric("high", rows="test")'
 class Metric(NamedTuple):
     """One number that `evaluate` gives."""
 
-    better: Literal["high", "low"]
+    better: Literal["high", "low", "neither"]  # neither: a value of the game, which nobody is ranked by
     rows: Literal[
         "train", "validation", "test", "none"
     ]  # that it looks at; a sweep does not choose by test rows
     chance: float | None = None  # what guessing gives: a run that ends no better has collapsed
+    # How it is computed, (x, y, batch) -> a number or one a row: of a metric that `fs.task` is given.
+    of: Callable[..., Any] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """What it means, without how it is computed."""
+        return {"better": self.better, "rows": self.rows, "chance": self.chance}
+
+    @property
+    def ranks(self) -> bool:
+        """Whether one value can be better than another."""
+        return self.better != "neither"
 
     def cost(self, value: float) -> float:
         """The value, its sign turned where high is better: low costs are good."""
         return -value if self.better == "high" else value
 
     def collapsed(self, value: float) -> bool:
-        return self.chance is not None and (
+        return (self.chance is not None and self.ranks) and (
             self.cost(value) >= self.cost(self.chance) or math.isclose(value, self.chance, rel_tol=1e-6)
         )
 
@@ -35,7 +46,7 @@ class Metric(NamedTuple):
         """Whether it says what can be said. Types alone do not hold where a person or a disk wrote it."""
         number = isinstance(self.chance, int | float) and abs(self.chance) <= sys.float_info.max
         return (
-            self.better in ("high", "low")
+            self.better in ("high", "low", "neither")
             and self.rows in ("train", "validation", "test", "none")
             and (self.chance is None or number)
         )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from inspect import signature
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,45 +16,86 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fedsaddle.convolutions import Conv2d, ConvTranspose2d, MaxPool2d
-from fedsaddle.errors import BadInput
+from fedsaddle.convolutions import Conv2d, ConvTranspose2d
+from fedsaddle.errors import BadInput, shown
+from fedsaddle.pooling import MaxPool2d
+from fedsaddle.problem import COPIED
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Network:
     """A network as a function of one flat vector. It has no hidden state, so it can be mapped over lanes.
 
-    Nor has it modes: layers that do something else in training than in evaluation are refused.
+    Nor has it modes: layers that do something else in training than in evaluation are refused. Parameters
+    that do not require a gradient, and buffers, are no part of the vector: nobody sends them, and all lanes
+    share the ones of the first that was built.
     """
 
     build: Callable[[], nn.Module]
-    module: nn.Module = field(init=False, repr=False)  # the layers; their own values are never used
+    module: nn.Module = field(init=False, repr=False)  # the layers; what the vector holds is not used
     shapes: dict[str, torch.Size] = field(init=False, repr=False)
     size: int = field(init=False)
+    _copies: dict[torch.device, dict[torch.dtype, dict[str, Tensor]]] = field(
+        init=False, repr=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         # Now, not on first use: that may be inside a gradient, where no parameter can be made.
-        with torch.random.fork_rng(devices=[]):  # whose values are never used
-            module = self.build().requires_grad_(False)
+        module = _built(self.build, 0)
         _check_layers(module)
-        shapes = {name: value.shape for name, value in module.named_parameters()}
-        object.__setattr__(self, "module", module)
+        shapes = {name: value.shape for name, value in module.named_parameters() if value.requires_grad}
+        object.__setattr__(self, "module", module.requires_grad_(False))
         object.__setattr__(self, "shapes", shapes)
         object.__setattr__(self, "size", sum(math.prod(shape) for shape in shapes.values()))
 
     def init(self, seed: int) -> Tensor:
         """PyTorch's own initialisation, from a seed, leaving its generator as it was."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return torch.cat([value.detach().flatten() for value in self.build().parameters()])
+        named = dict(_built(self.build, seed).named_parameters())
+        return torch.cat([named[name].detach().flatten() for name in self.shapes])
 
-    def __call__(self, vector: Tensor, *inputs: Tensor) -> Tensor:
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """The parameters that a vector holds, by their names."""
         pieces = torch.split(vector, [math.prod(shape) for shape in self.shapes.values()])
-        named = {
+        return {
             name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
-        outputs: Tensor = torch.func.functional_call(self.module, named, inputs)
-        return outputs
+
+    def fixed(self, vector: Tensor) -> dict[str, Tensor]:
+        """What no vector holds, where it is needed. It is copied there once."""
+        there = self._copies.setdefault(vector.device, {})
+        if vector.dtype not in there:
+            held = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+            there[vector.dtype] = {
+                name: value.to(vector.device, vector.dtype if value.is_floating_point() else None)
+                for name, value in held.items()
+                if name not in self.shapes
+            }
+            COPIED.add(self)
+        return there[vector.dtype]
+
+    def __call__(self, vector: Tensor, *inputs: Any, **named: Any) -> Any:
+        return self.computed(self.named(vector) | self.fixed(vector), inputs, named)
+
+    def computed(self, held: dict[str, Tensor], inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """What the layers give with these values in place of their own."""
+        return torch.func.functional_call(self.module, held, inputs, named or None)
+
+    def at(self, vector: Tensor) -> nn.Module:
+        """The module itself with these parameters, on the CPU and in eval mode."""
+        module = _built(self.build, 0)
+        held = {name: value.detach().cpu().clone() for name, value in self.named(vector).items()}
+        module.load_state_dict({**module.state_dict(), **self.fixed(vector.cpu()), **held})
+        return module.eval()
+
+
+def _built(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A module whose random values are those of a seed. PyTorch's generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = build()
+    if not isinstance(module, nn.Module):
+        raise BadInput(f"what makes a network must return a torch.nn.Module, got {shown(module)}")
+    return module
 
 
 def _check_layers(network: nn.Module) -> None:
@@ -71,6 +115,21 @@ def _check_layers(network: nn.Module) -> None:
                 "leave it out (its rate may be 0), or draw a mask in the loss by "
                 "fedsaddle.draws.uniform(xi.key, ...)"
             )
+
+
+PLAIN: dict[type[nn.Module], type[nn.Module]] = {
+    Conv2d: nn.Conv2d,
+    ConvTranspose2d: nn.ConvTranspose2d,
+    MaxPool2d: nn.MaxPool2d,
+}
+
+
+def plain(module: nn.Module) -> nn.Module:
+    """The same with PyTorch's own convolutions and pooling, for use outside, where nothing is mapped."""
+    for layer in module.modules():
+        if type(layer) in PLAIN:
+            layer.__class__ = PLAIN[type(layer)]  # ours differ in how they compute, and hold nothing more
+    return module
 
 
 def lenet5(outputs: int = 1) -> nn.Module:
@@ -105,6 +164,34 @@ def mlp(features: int, outputs: int = 1, hidden: int = 64) -> nn.Module:
     )  # fmt: skip
 
 
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "lenet5": lenet5,
+    "cifar-cnn": cifar_cnn,
+    "logistic": logistic,
+    "mlp": mlp,
+}
+
+
+def arguments_for(name: str, shape: tuple[int, ...], outputs: int) -> dict[str, Any]:
+    """What a network's function is told: of features, outputs and shape, what it has parameters for."""
+    told = {"features": math.prod(shape), "outputs": outputs, "shape": shape}
+    asked = signature(NETWORKS[name]).parameters
+    return {key: value for key, value in told.items() if key in asked}
+
+
+def network_named(name: str, shape: tuple[int, ...], outputs: int) -> Network:
+    """A network for inputs of a shape."""
+    found = Network(partial(NETWORKS[name], **arguments_for(name, shape, outputs)))
+    try:
+        given = tuple(found.module(torch.zeros(2, *shape)).shape)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        line = " ".join(str(error).split())
+        raise BadInput(f"network {name} does not take inputs of {shape}: {line}") from error
+    if given != (2, outputs):
+        raise BadInput(f"network {name} must give {outputs} numbers for a row; for two rows it gave {given}")
+    return found
+
+
 # --- generators and discriminators: outputs of (inputs, the rows' weights) --------------------------------
 
 NOISE = 100  # numbers a generator makes a picture of
@@ -114,14 +201,16 @@ class BatchNorm(nn.Module):
     """Batch normalisation by the batch's own mean and variance, in which a row counts by its weight.
 
     It keeps no running mean, so a client has nothing to send but parameters; and rows that only pad a batch
-    weigh nothing and change nothing.
+    weigh nothing and change nothing. Without weights all rows count the same.
     """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.scale, self.shift = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
 
-    def forward(self, values: Tensor, weight: Tensor) -> Tensor:
+    def forward(self, values: Tensor, weight: Tensor | None = None) -> Tensor:
+        if weight is None:
+            weight = torch.ones_like(values.flatten(1)[:, 0]) / values.shape[0]
         flat = values.flatten(2) if values.dim() > 2 else values[:, :, None]  # (row, channel, place)
         centred = flat - (weight @ flat.mean(2))[:, None]
         variance = weight @ centred.square().mean(2)
@@ -132,7 +221,7 @@ class BatchNorm(nn.Module):
 class Layers(nn.Sequential):
     """Layers one after another; batch normalisation is told what the rows weigh."""
 
-    def forward(self, inputs: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, inputs: Tensor, weight: Tensor | None = None) -> Tensor:
         for layer in self:
             inputs = layer(inputs, weight) if isinstance(layer, BatchNorm) else layer(inputs)
         return inputs

@@ -37,14 +37,20 @@ def over_rounds(grids: Sequence[bytes]) -> bytes:
     """
     from PIL import Image
 
-    last, lines = len(grids) - 1, min(len(grids), MOST_ROUNDS)
-    chosen = [grids[round(number * last / max(1, lines - 1))] for number in range(lines)]
+    chosen = [grids[place] for place in chosen_lines(len(grids))]
+    lines = len(chosen)
     opened = [Image.open(io.BytesIO(data), formats=("PNG",)) for data in chosen]
     height = int(opened[0].info["line"])
     whole = Image.new(opened[0].mode, (opened[0].width, height * lines))
     for number, picture in enumerate(opened):
         whole.paste(picture.crop((0, 0, picture.width, height)), (0, number * height))
     return _png(whole)
+
+
+def chosen_lines(grids: int) -> list[int]:
+    """Which of so many grids a picture over the rounds shows."""
+    last, lines = grids - 1, min(grids, MOST_ROUNDS)
+    return [round(number * last / max(1, lines - 1)) for number in range(lines)]
 
 
 def _png(picture: object, notes: object = None) -> bytes:

@@ -65,6 +65,28 @@ def _ranks(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return first - ones[first], (last - first) - (ones[last] - ones[first]), ones[first]
 
 
+def roc(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+    """The false and the true positive rate at every threshold, from none that pass to all."""
+    ordered, order = scores.sort(descending=True)
+    hits = positive[order].to(torch.float64).cumsum(0)
+    count = torch.arange(1, len(hits) + 1, dtype=torch.float64, device=hits.device)
+    last = torch.cat([ordered[1:] != ordered[:-1], torch.ones_like(positive[:1])])  # of rows with its score
+    true, false = hits[last] / hits[-1], (count - hits)[last] / (count[-1] - hits[-1])
+    zero = torch.zeros_like(true[:1])
+    return torch.cat([zero, false]), torch.cat([zero, true])
+
+
+def rightly_ranked(scores: Tensor, positive: Tensor) -> Tensor:
+    """For each row, the part of all rows of the other kind that it is ranked rightly against.
+
+    The mean over the positives is the AUC, and so is that over the others.
+    """
+    below, level, _ = _ranks(scores, positive)
+    above, same, _ = _ranks(-scores, ~positive)
+    ours = (below + level / 2) / (~positive).sum()
+    return torch.where(positive, ours, (above + same / 2) / positive.sum())
+
+
 def disjoint(rows: int, count: int) -> list[slice]:
     """Rows cut into `count` runs of equal length, or nearly so."""
     ends = [rows * number // count for number in range(count + 1)]

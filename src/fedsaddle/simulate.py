@@ -11,7 +11,6 @@ import typing
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -21,14 +20,15 @@ from fedsaddle.checks import Checks
 from fedsaddle.core import Algorithm, Pair
 from fedsaddle.engine import machine
 from fedsaddle.engine.compile.cuts import NEARLY_ALL
-from fedsaddle.engine.course import Row, Stop, course
+from fedsaddle.engine.course import Stop, course
 from fedsaddle.engine.executors.vectorised import Vectorised
-from fedsaddle.engine.study import Event, Executor, Study, points
-from fedsaddle.errors import BadInput, Notice, check_count, check_memory, check_seed, shown, unknown
+from fedsaddle.engine.study import Executor, Study, points
+from fedsaddle.errors import BadInput, Notice, check_count, check_memory, check_seed, shown
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Fleet, Latency, Paper, Quorum
 from fedsaddle.merges import MEAN, Merge, TrimmedMean
-from fedsaddle.problem import Problem
+from fedsaddle.outcome import Made, Outcome
+from fedsaddle.problem import Held, Problem
 from fedsaddle.ranges import check
 
 
@@ -70,9 +70,7 @@ def make_study(
 
     `names` are what the settings are called; without them, each is called by its class.
     """
-    settings: list[Any] = [algorithm]
-    if isinstance(algorithm, Sequence) and not isinstance(algorithm, str):
-        settings = list(algorithm)
+    settings = _settings(algorithm)
     seeds = _checked_seeds(seeds)
     if not settings or not seeds:
         raise BadInput("at least one algorithm and one seed are needed")
@@ -114,6 +112,12 @@ def make_study(
         faults,
         checks,
     )
+
+
+def _settings(algorithm: Any) -> list[Any]:
+    """One algorithm, or several settings of it."""
+    several = isinstance(algorithm, Sequence) and not isinstance(algorithm, str)
+    return list(algorithm) if several else [algorithm]
 
 
 def _checked_seeds(seeds: Iterable[int]) -> list[int]:
@@ -185,6 +189,12 @@ def _check_parts(
             raise BadInput(f"{name} must be such as {such}, got {shown(value)}")
 
 
+def check_rows_are_here(problem: Problem) -> None:
+    """Refuse to simulate what devices hold."""
+    if isinstance(problem, Held) and problem.away is True:
+        raise BadInput("the rows of this task are on devices: run it with fedsaddle serve and join")
+
+
 def _fleet_called(given: object) -> str:
     rule = FLEETS.get(given, Latency) if isinstance(given, str) else Latency
     return f"{rule.__name__}()"
@@ -238,24 +248,6 @@ def _odds(weights: Sequence[float] | Tensor, clients: int, invited: int) -> Tens
     return odds
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a simulation leaves behind."""
-
-    rows: list[Row]  # evaluations, lane by lane at each
-    events: list[Event]  # abandoned rounds, diverged lanes
-    z: list[Pair]  # each lane's last finite point
-    alive: list[bool]  # lanes that did not diverge
-
-    def last(self, metric: str) -> list[float]:
-        """The metric at each lane's last evaluation."""
-        known = self.rows[0].metrics if self.rows else {}
-        if self.rows and metric not in known:
-            raise unknown("metric", metric, known)
-        found = {row.lane: row.metrics[metric] for row in self.rows}
-        return [found.get(lane, math.nan) for lane in range(len(self.z))]
-
-
 def simulate(
     problem: Problem,
     algorithm: Algorithm | Sequence[Algorithm],
@@ -287,6 +279,7 @@ def simulate(
     check_count("rounds", rounds)
     check_count("evaluate_every", evaluate_every)
     check_count("threads", threads, most=1024)
+    check_rows_are_here(problem)
     with machine.threads(threads):
         study = make_study(
             problem,
@@ -307,7 +300,7 @@ def simulate(
         for note in notes_of([study]):
             warnings.warn(note, Notice, stacklevel=2)
         seen = sys.stderr is not None and (sys.stderr.isatty() if progress is None else progress)
-        told = _Progress(rounds) if seen else None
+        told = ProgressLine(rounds) if seen else None
         rows, events = [], []
         try:
             for stop in course(study, rounds, evaluate_every):
@@ -321,7 +314,11 @@ def simulate(
             study.close()
             if told is not None:
                 told.close()
-    if not any(stop.lanes.alive):
+    if not rows:
+        warnings.warn(
+            "nothing was learnt: where it starts, a metric is not finite in any lane", Notice, stacklevel=2
+        )
+    elif not any(stop.lanes.alive):
         warnings.warn("every lane diverged: try smaller step sizes", Notice, stacklevel=2)
     elif not any(stop.lanes.completed):
         warnings.warn(
@@ -329,14 +326,24 @@ def simulate(
             Notice,
             stacklevel=2,
         )
-    return Outcome(rows, events, points(stop.lanes.server), stop.lanes.alive)
+    end = stop._replace(lanes=dataclasses.replace(stop.lanes, memory=None), rows=[], events=[])
+    return Outcome(
+        rows,
+        events,
+        points(stop.lanes.server),
+        stop.lanes.alive,
+        problem,
+        study.names,
+        study.seeds,
+        made=Made(study, tuple(_settings(algorithm)), rounds, evaluate_every, threads, end),
+    )
 
 
-class _Progress:
+class ProgressLine:
     """One line on a terminal that is written over; elsewhere, a line for about every tenth of the way."""
 
-    def __init__(self, rounds: int) -> None:
-        self.rounds, self.began = rounds, time.monotonic()
+    def __init__(self, rounds: int, who: str = "", start: int = 0) -> None:
+        self.rounds, self.began, self.who, self.start = rounds, time.monotonic(), who, start
         self.file, self.moving = sys.stderr, sys.stderr.isatty()
         self.metric, self.told, self.width = "", -rounds, 0
 
@@ -350,9 +357,10 @@ class _Progress:
             return
         self.told = stop.round
         spent = time.monotonic() - self.began
-        pace = f"  {stop.round / max(spent, 1e-9):.3g} rounds/s" if stop.round else ""
+        played = stop.round - self.start
+        pace = f"  {played / max(spent, 1e-9):.3g} rounds/s" if played else ""
         alive = f"{sum(stop.lanes.alive)}/{len(stop.lanes.alive)} alive"
-        line = f"round {stop.round}/{self.rounds}{self.metric}  {alive}{pace}  {spent:.0f} s"
+        line = f"{self.who}round {stop.round}/{self.rounds}{self.metric}  {alive}{pace}  {spent:.0f} s"
         if self.moving:
             print(f"\r{line:<{self.width}}", end="", file=self.file, flush=True)
             self.width = len(line)

@@ -12,7 +12,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,10 +68,12 @@ def replay_run(
     engine: str | None = None,
     device: str | None = None,
     watching: Callable[[Plan, Mapping[str, int]], AbstractContextManager[Watch]] = SILENT.watching,
+    code: Sequence[str | Path] = (),
 ) -> Iterator[Agreement]:
     """Every lane of a run against its replay, one after another. What cannot be replayed is refused.
 
-    `watching` makes somebody who sees the progress, as a `Show` does.
+    `watching` makes somebody who sees the progress, as a `Show` does. Files of `code` that the run needs are
+    run if they are named, and are what they were.
     """
     if not (folder / "checkpoint.json").exists():
         raise BadInput(f"{folder} is not the folder of a run: it has no checkpoint.json")
@@ -82,7 +84,7 @@ def replay_run(
         )
     if HISTORY not in saved["tables"]:
         raise BadInput(f"{folder} has no history; run the experiment with --history")
-    plan = _plan(folder, saved, engine, device)
+    plan = _plan(folder, saved, engine, device, code)
     data = {
         name: verified(folder / name, own["sha256"], own["length"]) for name, own in saved["tables"].items()
     }
@@ -107,7 +109,13 @@ def replay_run(
             yield from _compare(name, scripted, plan, rounds, ends, data, tolerance, watch)
 
 
-def _plan(folder: Path, saved: dict[str, Any], engine: str | None, device: str | None) -> Plan:
+def _plan(
+    folder: Path,
+    saved: dict[str, Any],
+    engine: str | None,
+    device: str | None,
+    code: Sequence[str | Path],
+) -> Plan:
     path = folder / "experiment.json"
     try:
         same = json.loads(path.read_bytes()) == saved["experiment"]
@@ -115,7 +123,7 @@ def _plan(folder: Path, saved: dict[str, Any], engine: str | None, device: str |
         same = False
     if not same:
         raise BadInput(f"{path} is not the experiment of this run; restore the folder from a copy")
-    return load(str(path), engine=engine, device=device)
+    return load(str(path), engine=engine, device=device, code=code)
 
 
 def _rules(plan: Plan) -> dict[str, Rules]:

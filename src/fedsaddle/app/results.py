@@ -43,8 +43,10 @@ def of_sweep(folder: Path) -> Results:
     """Write a sweep's report and its winners."""
     runs = read_runs([folder])
     (run,), page = runs, write_report(runs)
-    families, best = families_of(run), folder / "best.toml"
-    write_atomically(best, winners_toml(run).encode())
+    families, best = families_of(run), None
+    if "python" not in run.experiment:  # else no experiment file can say it
+        best = folder / "best.toml"
+        write_atomically(best, winners_toml(run).encode())
     idle = _idle({family.name: family.tried for family in families})
     diverged = [family.name for family in families if not family.best]
     return Results(run, page, diverged, idle, families=families, best=best)

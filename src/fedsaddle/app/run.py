@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, Unpack
 
 from fedsaddle import runs
 from fedsaddle.border.build import Wanted, load
+from fedsaddle.border.plugins import again as same_code
 from fedsaddle.border.sweeps import load_sweep
 from fedsaddle.engine import machine
 from fedsaddle.engine.course import Play, Stop
@@ -60,6 +61,7 @@ class Way:
     show: Show = SILENT
     # Called when rounds begin; what it returns says whether somebody wants to stop.
     asked: Callable[[], Callable[[], bool]] = lambda: lambda: False
+    tensorboard: bool = True  # whether its events are written
 
 
 PLAINLY = Way()
@@ -107,16 +109,16 @@ def carry_out(plan: Plan, path: Path, way: Way, play: Play | None = None, again:
     `again` is the command that can go on with the folder alone, and with more rounds.
     """
     folder = RunFolder(path, plan, way.resume, may_grow=bool(again))
-    for note in (*plan.notes, *folder.notes):
-        way.show.say(f"note: {note}")
-    machine.prepare(*(plan.resolved[key] for key in ("threads", "tf32", "deterministic")))
     try:
+        for note in (*plan.notes, *folder.notes):
+            way.show.say(f"note: {note}")
+        machine.prepare(*(plan.resolved[key] for key in ("threads", "tf32", "deterministic")))
         asked = way.asked()
         with way.show.watching(plan, folder.left) as watch:
-            runs.execute(folder, TensorBoard(path, plan, watch), asked, way.checkpoint_seconds, play)
+            watch = TensorBoard(path, plan, watch) if way.tensorboard else watch
+            runs.execute(folder, watch, asked, way.checkpoint_seconds, play)
     except Interrupted:
-        words = f"fedsaddle {again}" if again else "the same command and"
-        way.show.say(f"stopped; go on with: {words} --resume --out {shlex.quote(str(path))}")
+        way.show.say(f"stopped; go on with: {_going_on(plan, path, again)}")
         return Ran(path, INTERRUPTED)
     finally:
         folder.close()
@@ -125,3 +127,11 @@ def carry_out(plan: Plan, path: Path, way: Way, play: Play | None = None, again:
         way.show.say("no seed was finite even at the start")
         return Ran(path, ALL_DIVERGED)
     return Ran(path, 0)
+
+
+def _going_on(plan: Plan, path: Path, again: str) -> str:
+    if "python" in plan.resolved:
+        return f"fs.{again}(..., out={str(path)!r}, resume=True)"
+    words = f"fedsaddle {again}" if again else "the same command and"
+    own = same_code(plan.resolved) if again else ""
+    return f"{words} --resume --out {shlex.quote(str(path))}{own}"

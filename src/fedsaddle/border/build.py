@@ -6,11 +6,13 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import torch
 
 from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.border import plugged
 from fedsaddle.border.files import assign, parse_seeds, tables_of
 from fedsaddle.border.schema import (
     Experiment,
@@ -34,7 +36,7 @@ from fedsaddle.fleet import Fleet, Quorum
 from fedsaddle.merges import Merge
 from fedsaddle.problem import Held, Problem
 from fedsaddle.runs import Plan
-from fedsaddle.simulate import device_named, make_study, notes_of
+from fedsaddle.simulate import check_rows_are_here, device_named, make_study, notes_of
 
 
 class Wanted(TypedDict, total=False):
@@ -50,6 +52,7 @@ class Wanted(TypedDict, total=False):
     settings: Sequence[str]  # of --set
     address: str | None  # of a Ray cluster
     clients: int | None  # so many, and smaller quorums
+    code: Sequence[str | Path]  # files that the experiment may run: somebody trusts them
 
 
 INSTEAD = ("rounds", "seeds", "engine", "device", "deterministic", "history")  # of keys of the experiment
@@ -70,6 +73,7 @@ class Bench:
     faults: Faults | None
     said: frozenset[str] = frozenset()  # the keys that --set has set
     ray: Ray | None = None  # all studies share its actors
+    idle: tuple[str, ...] = ()  # what has no effect, of the code that was named
 
     @property
     def memory(self) -> int | None:
@@ -142,12 +146,14 @@ def bench_of(experiment: str, wanted: Wanted) -> Bench:
     said = assign(tables, wanted.get("settings", ()), options)
     if clients is not None:
         _shrink(tables, clients)
+    idle = plugged.plug(tables, wanted.get("code", ()), wanted.get("algorithms", ()))
     checked = experiment_of(tables)
     if address is not None and checked.engine != "ray":
         raise BadInput(f"an address is for engine ray, not for {checked.engine}: add --engine ray")
     if checked.deterministic:
         machine.fix_workspace()  # here, because a problem may use a GPU while it is made
     problem: Problem = variant("problem", checked.problem).build()
+    _pin_rows(checked, problem)
     fleet: Fleet = variant("fleet", checked.fleet).build()
     try:
         fleet.check(len(problem.federation))
@@ -160,11 +166,24 @@ def bench_of(experiment: str, wanted: Wanted) -> Bench:
     faults = None if checked.faults is None else build(Faults, checked.faults, "faults")
     seeds, merge = parse_seeds(checked.seeds), merge_of(checked.merge)
     keys = frozenset(said)
-    bench = Bench(checked, problem, fleet, seeds, device, visits_on, merge, checks, faults, keys)
+    bench = Bench(
+        checked, problem, fleet, seeds, device, visits_on, merge, checks, faults, keys, idle=tuple(idle)
+    )
     if checked.engine != "ray":
         return bench
     kind = torch.device(visits_on).type
     return dataclasses.replace(bench, ray=Ray(checked.workers, address, memory=bench.memory, device=kind))
+
+
+def _pin_rows(checked: Experiment, problem: Problem) -> None:
+    """Hold a problem of somebody's own to the rows that it had, if it can tell them by a hash."""
+    record = checked.code.get("problems", {}).get(str(checked.problem.get("name")))
+    if record is None or (isinstance(problem, Held) and problem.away):
+        return
+    rows = (getattr(problem, "identity", None) or {}).get("data")
+    if isinstance(rows, str) and record.setdefault("data", rows) != rows:
+        was = record["data"]
+        raise BadInput(f"problem: the rows of {checked.problem['name']} are others: {rows}, not {was}")
 
 
 def load(experiment: str, *, devices: bool = False, **wanted: Unpack[Wanted]) -> Plan:
@@ -175,7 +194,7 @@ def load(experiment: str, *, devices: bool = False, **wanted: Unpack[Wanted]) ->
     bench = bench_of(experiment, wanted)
     if isinstance(bench.problem, Held) and bench.problem.away:
         if not devices:
-            raise BadInput("the rows of this experiment are on devices: run it with fedsaddle serve and join")
+            check_rows_are_here(bench.problem)
         if bench.checked.sampling == "size":
             raise BadInput("sampling by size needs to know how many rows each device has; say uniform")
     tables, K = bench.checked.algorithms, bench.checked.K
@@ -211,7 +230,7 @@ def notes_on_effect(bench: Bench, studies: Mapping[str, Study], wanted: Iterable
     What --set has set is held against the algorithms that run, a file against all that it holds.
     """
     checked, said = bench.checked, bench.said
-    notes = notes_of(list(studies.values()))
+    notes = [*bench.idle, *notes_of(list(studies.values()))]
     on_cpu = torch.device(bench.visits_on).type == "cpu"
     for key, none in {
         "workers": "" if checked.engine == "ray" else "it is of engine ray",
@@ -257,7 +276,8 @@ def _overridden(
 def _every(checked: Experiment, key: str) -> list[int | None]:
     """What each algorithm of the file has for K or invite; None, if it goes by that of all."""
     rules = {
-        label: ALGORITHMS.get(str(own.get("algorithm", label))) for label, own in checked.algorithms.items()
+        label: (ALGORITHMS | plugged.PLUGGED["algorithms"]).get(str(own.get("algorithm", label)))
+        for label, own in checked.algorithms.items()
     }
     return [
         own.get(key)

@@ -12,11 +12,12 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from fedsaddle.border import plugins
 from fedsaddle.errors import BadInput, meant, shown, unknown
 
 PACKAGE = files("fedsaddle")
@@ -57,7 +58,20 @@ def read_tables(experiment: str) -> tuple[dict[str, Any], Path | None]:
         raise BadInput(f"{path}: nested too deep to be an experiment") from None
     if not isinstance(tables, dict):
         raise BadInput(f"{path}: expected an experiment, got {type(tables).__name__}")
+    if "python" in tables:
+        raise BadInput(_of_python(tables, path))
     return tables, path.parent
+
+
+def _of_python(tables: dict[str, Any], path: Path) -> str:
+    """Why a run that was begun in Python cannot be gone on with by name."""
+    foreign = found if isinstance(found := tables["python"], list) else []
+    what = ", ".join(map(str, foreign)) or "something"
+    call = "sweep" if "sweep" in tables else "run"
+    return (
+        f"{path} was written by Python, and no experiment file can name its {what}: go on there, with "
+        f"fs.{call}(the same problem, ..., out={str(path.parent)!r}, resume=True)"
+    )
 
 
 # Keys of a problem or a fleet that may hold the path of a file, and whether they always do.
@@ -80,6 +94,7 @@ def tables_of(experiment: str) -> dict[str, Any]:
             path = table.get(key)
             if isinstance(path, str) and path and (always or is_table(path)):
                 table[key] = str(folder / path)  # a file is seen from the experiment that names it
+    plugins.see_from(folder, tables)
     return tables
 
 
@@ -141,6 +156,68 @@ def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
 # --- registries ------------------------------------------------------------------------------------------
 
 
+class Listed(NamedTuple):
+    """Something that an experiment may name."""
+
+    name: str
+    home: str  # shipped, a package and its version, or file
+    summary: str
+
+
+def listed(code: Sequence[Path] = ()) -> dict[str, list[Listed]]:
+    """All there is: what ships, what installed packages add, and what some files hold. None of it is run."""
+    shipping = {
+        "experiments": shipped(),
+        "algorithms": algorithms(),
+        "problems": problems(),
+        "fleets": fleets(),
+        "networks": networks(),
+        "datasets": datasets(),
+    }
+    found = {
+        title: [Listed(name, "shipped", summary) for name, summary in own.items()]
+        for title, own in shipping.items()
+    }
+    points = plugins.entry_points(*plugins.GROUPS)
+    for point in points:
+        others = [one.home for one in points if one[:2] == point[:2] and one != point]
+        told = point.value
+        if point.name in shipping[point.group]:
+            told = f"refused: what ships has this name; say {told}"
+        elif others:
+            told = f"refused: {', '.join(others)} has this name too; say {told}"
+        found[point.group].append(Listed(point.name, point.home, told))
+    for path in code:
+        for group, name, summary in _held(path):
+            found[group].append(Listed(f"{path}:{name}", "file", summary))
+    return found
+
+
+def _held(path: Path) -> Iterator[tuple[str, str, str]]:
+    """What a file seems to hold, by its text: the group, the name and the summary of each."""
+    plugins.check_code([path])
+    try:
+        body = ast.parse(plugins.read_code(path)).body
+    except (SyntaxError, ValueError) as error:
+        raise BadInput(f"{path} is not Python: {error}") from None
+    methods = {"phases": "algorithms", "delays": "fleets", "loss": "problems", "field": "problems"}
+    results = {"Module": "networks", "Dataset": "datasets", "Problem": "problems", "task": "problems"}
+    for node in body:
+        groups: list[str] = []
+        if isinstance(node, ast.ClassDef):
+            own = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+            groups = [group for method, group in methods.items() if method in own]
+            groups += ["networks" for base in node.bases if ast.unparse(base).split(".")[-1] == "Module"]
+        elif isinstance(node, ast.FunctionDef):
+            given = [one.value for one in ast.walk(node) if isinstance(one, ast.Return)]
+            called = [ast.unparse(one.func) for one in given if isinstance(one, ast.Call)]
+            told = "" if node.returns is None else ast.unparse(node.returns).strip("'\"")
+            ends = {one.split(".")[-1] for one in (told, *called)}
+            groups = [group for result, group in results.items() if result in ends]
+        if groups and isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield groups[0], node.name, (ast.get_docstring(node) or "").split("\n")[0]
+
+
 def algorithms() -> dict[str, str]:
     return _summaries("algorithms/__init__.py", "ALGORITHMS")
 
@@ -153,19 +230,31 @@ def fleets() -> dict[str, str]:
     return _summaries("fleet.py", "FLEETS")
 
 
+def networks() -> dict[str, str]:
+    return _summaries("networks.py", "NETWORKS")
+
+
+def datasets() -> dict[str, str]:
+    from fedsaddle.data import sources
+
+    digits = {"digits": "handwritten digits of scikit-learn's, 1,797 grey images of 8 x 8"}
+    return digits | {name: own.title for name, own in sources.CATALOGUE.items() if name != "inception"}
+
+
 def _summaries(file: str, registry: str) -> dict[str, str]:
     """The names of a registry, each with its Entry's summary or the first line of its class."""
     body = ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body
     told = {
         node.name: (ast.get_docstring(node) or "").split("\n")[0]
         for node in body
-        if isinstance(node, ast.ClassDef)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
     }
-    (table,) = (
-        node.value
+    targets = {
+        ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0]): node.value
         for node in body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == registry
-    )
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+    }
+    table = targets[registry]
     assert isinstance(table, ast.Dict)
     found = {}
     for key, value in zip(table.keys, table.values, strict=True):

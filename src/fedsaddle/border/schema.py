@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
 from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.border import own, plugged
 from fedsaddle.checks import Checks, Norms, check_kinds
 from fedsaddle.core import Count, Range, Scalar
 from fedsaddle.engine.executors.ray import MOST_WORKERS
@@ -28,7 +29,7 @@ from fedsaddle.problems import PROBLEMS
 from fedsaddle.ranges import Seed, Threads, check
 from fedsaddle.sweep import MOST_LANES
 
-STRICT = ConfigDict(extra="forbid", strict=True)
+STRICT = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
 class Experiment(BaseModel):
@@ -63,6 +64,7 @@ class Experiment(BaseModel):
     history: bool = False  # whether to write down what became of every invitation
     algorithms: dict[str, dict[str, Any]]
     sweep: dict[str, Any] = {}
+    code: dict[str, dict[str, dict[str, str]]] = {}  # that is not shipped: its hashes
 
 
 class Sweep(BaseModel):
@@ -160,8 +162,19 @@ def _model(cls: type[Any]) -> type[BaseModel]:
         if not field.init:
             continue
         hint = float if hints[field.name] == Scalar else hints[field.name]
-        fields[field.name] = (hint, ... if field.default is dataclasses.MISSING else field.default)
-    return create_model(cls.__name__, __config__=STRICT, **fields)
+        default: Any = ... if field.default is dataclasses.MISSING else field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = Field(default_factory=field.default_factory)
+        fields[field.name] = (hint, default)
+    try:
+        return create_model(cls.__name__, __config__=STRICT, **fields)
+    except PydanticUserError as error:
+        if not own.is_own(cls):
+            raise
+        why = str(error).split("\n")[0]
+        raise BadInput(
+            f"{cls.__name__}: a field has a type that no experiment file can hold: {why}"
+        ) from error
 
 
 def _filled(
@@ -183,9 +196,14 @@ def made(cls: type[Any], values: Mapping[str, Any], where: str) -> Any:
     try:
         one = cls(**values)
         check(one)
+        return own.finished(one)
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
-    return one
+    except Exception as error:
+        if not own.is_own(cls):
+            raise
+        line = own.in_a_line(error, own.source_of(cls))
+        raise BadInput(f"{where}: {cls.__name__} cannot be made: {line}") from error
 
 
 def build(cls: type[Any], table: Mapping[str, Any], where: str) -> Any:
@@ -238,6 +256,10 @@ def variant(where: str, table: Mapping[str, Any]) -> Variants:
     name = dials.pop(key, None)
     if name is None:
         raise BadInput(f"{where}.{key} is missing; known: {', '.join(sorted(known))}")
+    if where == "problem" and (task := plugged.PLUGGED["problems"].get(str(name))):
+        known = known | {str(name): (task.task, task.defaults)}
+    if where == "fleet" and (model := plugged.PLUGGED["fleets"].get(str(name))):
+        known = known | {str(name): (model, {})}
     if not isinstance(name, str) or name not in known:
         raise unknown(where, str(name), known)
     return Variants(where, key, known, name, dials)
@@ -273,9 +295,10 @@ def has_K(rule: type[Any]) -> bool:
 
 def rule_named(name: object) -> Any:
     """The entry of an algorithm."""
-    if not isinstance(name, str) or name not in ALGORITHMS:
+    found = ALGORITHMS.get(str(name)) or plugged.PLUGGED["algorithms"].get(str(name))
+    if found is None:
         raise unknown("algorithm", str(name), ALGORITHMS)
-    return ALGORITHMS[name]
+    return found
 
 
 def _settings(label: str, table: Mapping[str, Any], K: int | None) -> dict[str, Any]:
@@ -299,7 +322,7 @@ def algorithm_of(label: str, table: Mapping[str, Any], K: int | None) -> tuple[A
     """An algorithm, and how many clients it invites if it says."""
     values = _settings(label, table, K)
     name, invite = values.pop("algorithm"), values.pop("invite", None)
-    return made(ALGORITHMS[name].rule, values, f"algorithms.{label}"), invite
+    return made(rule_named(name).rule, values, f"algorithms.{label}"), invite
 
 
 # --- an experiment with all that may be said -------------------------------------------------------------
@@ -310,6 +333,8 @@ def complete(tables: Mapping[str, Any]) -> dict[str, Any]:
     found = _valid(Experiment, tables, "").model_dump()
     if "sweep" not in tables:
         del found["sweep"]
+    if not found["code"]:
+        del found["code"]
     for place in ("problem", "fleet"):
         one = variant(place, found[place])
         found[place] = {one.key: one.chosen, **one.filled()}

@@ -6,12 +6,12 @@ Which settings, and which of them are given up on the way, is `fedsaddle.sweep`'
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Unpack
+from collections.abc import Mapping
+from typing import Any, Protocol, Unpack
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fedsaddle import sweep as tuning
 from fedsaddle.border.build import Bench, Wanted, algorithms_named, bench_of, notes_on_effect
 from fedsaddle.border.schema import Sweep, algorithm_of, check_label, complete, rule_named, sweep_of
 from fedsaddle.engine.course import Prune
@@ -19,8 +19,10 @@ from fedsaddle.engine.executors.vectorised import Vectorised
 from fedsaddle.engine.study import Study, begin
 from fedsaddle.errors import BadInput, unknown
 from fedsaddle.metric import check_declared
+from fedsaddle.problem import Problem
 from fedsaddle.runs import Plan
 from fedsaddle.simulate import hyperparameters
+from fedsaddle.sweep import MOST_LANES, Halving, check_grid, labels, number_of, rungs, settings
 
 
 def load_sweep(
@@ -36,28 +38,31 @@ def load_sweep(
     own = {"by": by, "budget": budget, "halving": halving}
     sweep = sweep_of(bench.checked.sweep | {key: value for key, value in own.items() if value is not None})
     families = _families(bench, sweep, wanted)
-    lanes = len(bench.seeds) * sum(len(family) for family in families.values())
-    if lanes > tuning.MOST_LANES:
-        raise BadInput(
-            f"this sweep would run {lanes} lanes (settings times seeds), at most {tuning.MOST_LANES} are "
-            "allowed: lower budget or seeds"
-        )
-    studies: dict[str, Study] = {}
-    for name, family in families.items():
-        studies |= _grouped(bench, name, family)
-    metric, by_test = _chosen_by(bench, sweep, asked=by is not None)
-    prunes: dict[str, Prune] = {}
-    if sweep.halving:
-        for key, study in studies.items():
-            count, every = len(set(study.names)), bench.checked.evaluate_every
-            keep = tuning.rungs(count, sweep.halving, bench.checked.rounds, every)
-            prunes[key] = tuning.Halving(metric, study.problem.metrics[metric], study.names, keep)
+    made = {
+        name: {label: algorithm_of(label, table, bench.checked.K) for label, table in family.items()}
+        for name, family in families.items()
+    }
+    studies = studies_of(bench, made)
+    metric, by_test = chosen_by(bench, sweep, asked=by is not None)
+    prunes = prunes_of(studies, metric, sweep.halving, bench.checked.rounds, bench.checked.evaluate_every)
     resolved = bench.resolved({label: own for family in families.values() for label, own in family.items()})
     notes = notes_on_effect(bench, studies, families)
     if resolved["history"]:  # of thousands of lanes nobody reads one
         resolved["history"] = False
         notes.append("history = true has no effect: a sweep writes none")
-    resolved["sweep"] = {
+    resolved["sweep"] = resolved_sweep(sweep, families, metric, by_test)
+    notes += smaller_than_budget(families, sweep.budget)
+    checked = bench.checked
+    return Plan(
+        resolved, studies, checked.rounds, checked.evaluate_every, metric, prunes, tuple(notes), complete
+    )
+
+
+def resolved_sweep(
+    sweep: Sweep, families: Mapping[str, Mapping[str, Any]], metric: str, by_test: bool
+) -> dict[str, Any]:
+    """What a run folder says of a sweep."""
+    return {
         "by": metric,
         "by_test": by_test,
         "budget": sweep.budget,
@@ -65,15 +70,14 @@ def load_sweep(
         "seed": sweep.seed,
         "settings": {name: list(family) for name, family in families.items()},
     }
-    notes += [
-        f"{name} has {len(family)} settings, fewer than the budget of {sweep.budget}"
+
+
+def smaller_than_budget(families: Mapping[str, Mapping[str, Any]], budget: int) -> list[str]:
+    return [
+        f"{name} has {len(family)} settings, fewer than the budget of {budget}"
         for name, family in families.items()
-        if len(family) < sweep.budget
+        if len(family) < budget
     ]
-    checked = bench.checked
-    return Plan(
-        resolved, studies, checked.rounds, checked.evaluate_every, metric, prunes, tuple(notes), complete
-    )
 
 
 def _families(bench: Bench, sweep: Sweep, wanted: Wanted) -> dict[str, dict[str, dict[str, Any]]]:
@@ -98,43 +102,95 @@ def _expanded(name: str, table: dict[str, Any], sweep: Sweep, experiment: str) -
     rule = table.get("algorithm", name)
     entry = rule_named(rule)
     known = {key: field for key, field in hyperparameters(entry.rule).items() if key not in entry.fixed}
-    choices = tuning.check_grid(f"sweep.grid.{name}", sweep.grid.get(name, {}), known)
-    found = tuning.settings(choices, sweep.budget, sweep.seed, tuning.number_of(f"{experiment}/{name}"))
-    labels = tuning.labels(name, len(found))
-    for label in labels:
+    choices = check_grid(f"sweep.grid.{name}", sweep.grid.get(name, {}), known)
+    found = settings(choices, sweep.budget, sweep.seed, number_of(f"{experiment}/{name}"))
+    called = labels(name, len(found))
+    for label in called:
         check_label(label)
     base = {"algorithm": rule, **table}
-    return {label: {**base, **values} for label, values in zip(labels, found, strict=True)}
+    return {label: {**base, **values} for label, values in zip(called, found, strict=True)}
 
 
-def _chosen_by(bench: Bench, sweep: Sweep, asked: bool) -> tuple[str, bool]:
+# --- studies, of a file or of values ---------------------------------------------------------------------
+
+
+Setting = tuple[Any, int | None]  # an algorithm, and how many clients it invites if it says
+
+
+class Maker(Protocol):
+    """Makes studies that differ in their algorithms alone. A dataclass, so that its seeds can be others."""
+
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def seeds(self) -> list[int]: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def memory(self) -> int | None: ...
+    def study(self, settings: Mapping[str, Setting]) -> Study: ...
+
+
+def studies_of(maker: Maker, families: Mapping[str, Mapping[str, Setting]]) -> dict[str, Study]:
+    """All settings of a sweep, as many in a study as can be."""
+    lanes = len(maker.seeds) * sum(len(family) for family in families.values())
+    if lanes > MOST_LANES:
+        raise BadInput(
+            f"this sweep would run {lanes} lanes (settings times seeds), at most {MOST_LANES} are "
+            "allowed: lower budget or seeds"
+        )
+    studies: dict[str, Study] = {}
+    for name, family in families.items():
+        studies |= _grouped(maker, name, family)
+    return studies
+
+
+def prunes_of(
+    studies: Mapping[str, Study], metric: str, halving: int, rounds: int, every: int
+) -> dict[str, Prune]:
+    """Who gives up settings on the way, in a sweep that halves."""
+    prunes: dict[str, Prune] = {}
+    for key, study in studies.items() if halving else ():
+        keep = rungs(len(set(study.names)), halving, rounds, every)
+        prunes[key] = Halving(metric, study.problem.metrics[metric], study.names, keep)
+    return prunes
+
+
+def chosen_by(maker: Maker, sweep: Sweep, asked: bool, say: str = "--by {}") -> tuple[str, bool]:
     """The metric that settings are chosen by, and whether it looks at test rows: only if it was asked for."""
-    problem = bench.problem
-    check_declared(problem, problem.evaluate(problem.init(bench.seeds[0]).to(bench.device)))
+    problem = maker.problem
+    check_declared(problem, problem.evaluate(problem.init(maker.seeds[0]).to(maker.device)))
     metrics = list(problem.metrics)
-    blind = [name for name in metrics if problem.metrics[name].rows != "test"]
+    able = [name for name in metrics if problem.metrics[name].ranks]
+    blind = [name for name in able if problem.metrics[name].rows != "test"]
+    if not able:
+        raise BadInput(f"no metric says which setting is better; {', '.join(metrics)} are values of the game")
     if sweep.by is None:
         if not blind:
-            raise BadInput(f"every metric looks at test rows; if you mean it, say --by {metrics[0]}")
+            raise BadInput(f"every metric looks at test rows; if you mean it, say {say.format(able[0])}")
         return blind[0], False
     if sweep.by not in metrics:
         raise unknown("metric in sweep.by", sweep.by, metrics)
+    if sweep.by not in able:
+        raise BadInput(
+            f"sweep.by is {sweep.by}, a value of the game that is better neither high nor low: choose one of "
+            f"{', '.join(able)}"
+        )
     if sweep.by in blind:
         return sweep.by, False
     if not asked and not sweep.by_test:
         raise BadInput(
             f"sweep.by is {sweep.by}, which looks at test rows: choose one of {', '.join(blind)}; or, if you "
-            f"mean it, say --by {sweep.by}"
+            f"mean it, say {say.format(sweep.by)}"
         )
     return sweep.by, True
 
 
-def _grouped(bench: Bench, name: str, family: dict[str, dict[str, Any]]) -> dict[str, Study]:
+def _grouped(maker: Maker, name: str, family: Mapping[str, Setting]) -> dict[str, Study]:
     """The studies of one algorithm: settings that differ in counts, or fill the memory, are apart."""
-    groups: dict[tuple[Any, ...], dict[str, tuple[Any, int | None]]] = {}
+    groups: dict[tuple[Any, ...], dict[str, Setting]] = {}
     counts: list[str] = []
-    for label, table in family.items():
-        algorithm, invite = algorithm_of(label, table, bench.checked.K)
+    for label, (algorithm, invite) in family.items():
         known = hyperparameters(type(algorithm))
         counts = [key for key, field in known.items() if field.static]
         shape = (type(algorithm), invite, *(getattr(algorithm, key) for key in counts))
@@ -143,13 +199,12 @@ def _grouped(bench: Bench, name: str, family: dict[str, dict[str, Any]]) -> dict
     studies: dict[str, Study] = {}
     for shape, group in groups.items():
         told = "".join(f", {('rule', 'invite', *counts)[place]} {shape[place]}" for place in varied)
-        at_once = _settings_at_once(bench, group)
-        labels = list(group)
-        for first in range(0, len(labels), at_once):
-            part = {label: group[label] for label in labels[first : first + at_once]}
-            place = f", from {first + 1}" if len(labels) > at_once else ""
+        at_once = _settings_at_once(maker, group)
+        for first in range(0, len(group), at_once):
+            part = dict(list(group.items())[first : first + at_once])
+            place = f", from {first + 1}" if len(group) > at_once else ""
             plural = "" if len(part) == 1 else "s"
-            studies[f"{name} ({len(part)} setting{plural}{told}{place})"] = bench.study(part)
+            studies[f"{name} ({len(part)} setting{plural}{told}{place})"] = maker.study(part)
     return studies
 
 
@@ -157,13 +212,13 @@ COPIES = 4  # of what a lane holds: before a round, sent, merged, after it
 SHARE = 2  # lanes may fill this part of what visits may: both are in memory at once
 
 
-def _settings_at_once(bench: Bench, group: dict[str, tuple[Any, int | None]]) -> int:
+def _settings_at_once(maker: Any, group: Mapping[str, Setting]) -> int:
     """How many settings of a group fit into memory together, with all their seeds."""
     first = next(iter(group))
-    alone = dataclasses.replace(bench, seeds=bench.seeds[:1], device="cpu").study({first: group[first]})
+    alone = dataclasses.replace(maker, seeds=maker.seeds[:1], device="cpu").study({first: group[first]})
     lanes = begin(alone)
     server, memory = (
         sum(leaf.nbytes for leaf in tree_leaves(part)) for part in (lanes.server, lanes.memory or ())
     )
-    limit = Vectorised(bench.memory).limit(torch.device(bench.device))
-    return max(1, int(limit // SHARE // ((COPIES * server + memory) * len(bench.seeds))))
+    limit = Vectorised(maker.memory).limit(torch.device(maker.device))
+    return max(1, int(limit // SHARE // ((COPIES * server + memory) * len(maker.seeds))))

@@ -1,9 +1,13 @@
 """The command line.
 
     commands    what can be asked for
+    doctor      what is wrong or slow here
+    models      the commands that use what was trained
+    new         the first files of something of one's own
     options     what commands may be told, each option once
     progress    how far a run is, and how long it will still take
     tables      what it has come to
+    watch       the report of a run that goes on
 
 What a command does is in `app`. This module imports nothing that takes time, so that Ctrl-C is quiet from the
 first moment on.

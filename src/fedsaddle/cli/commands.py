@@ -17,9 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsaddle import __version__
-from fedsaddle.border import files
+from fedsaddle.border import files, plugins
+from fedsaddle.cli import models
+from fedsaddle.cli.doctor import doctor
+from fedsaddle.cli.new import new
 from fedsaddle.cli.options import (
     Chosen,
+    Code,
     DeviceOption,
     Engine,
     ExperimentArgument,
@@ -34,7 +38,8 @@ from fedsaddle.cli.options import (
     engine_named,
     flattened,
 )
-from fedsaddle.errors import BadInput, meant
+from fedsaddle.cli.watch import watch
+from fedsaddle.errors import BadInput, meant, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -46,7 +51,6 @@ app = typer.Typer(
     help="Minimax learning on fleets of unreliable devices.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 out = Console() if sys.stdout.isatty() else Console(width=120)
@@ -149,6 +153,9 @@ def report(
     print(f"report   {write_report(found, place)}")
 
 
+app.command()(watch)
+
+
 @app.command()
 def replay(
     run: Annotated[Path, typer.Argument(help="The folder of a run that has written its history.")],
@@ -158,6 +165,7 @@ def replay(
     engine: Engine = None,
     device: DeviceOption = None,
     quiet: Quiet = False,
+    code: Code = None,
 ) -> None:
     """Run a run's history again in the simulator, and say whether it comes to the same."""
     if tolerance is not None and not tolerance >= 0:
@@ -165,31 +173,37 @@ def replay(
     if not os.path.exists(run / "checkpoint.json"):
         raise BadInput(f"{run} is not the folder of a run: it has no checkpoint.json")
     engine = engine_named(engine)
+    if os.path.exists(run / "experiment.json"):
+        plugins.check_approved(*files.read_tables(str(run / "experiment.json")), code or ())
 
     from fedsaddle.app.replay import replay_run
     from fedsaddle.cli.progress import watching
 
     agreed = True
     with_bars = partial(watching, out, quiet=quiet, transient=True, to=sys.stderr)
-    for one in replay_run(run, tolerance, engine, device and device.lower(), with_bars):
+    for one in replay_run(run, tolerance, engine, device and device.lower(), with_bars, code or ()):
         print(one)
         agreed &= one.agrees
     raise typer.Exit(0 if agreed else 1)
 
 
+app.command("new")(new)
+
+
 @app.command("list")
-def list_() -> None:
-    """Show the experiments, algorithms, problems and fleets there are."""
-    sections = {
-        "experiments": files.shipped(),
-        "algorithms": files.algorithms(),
-        "problems": files.problems(),
-        "fleets": files.fleets(),
-    }
-    for title, entries in sections.items():
+def list_(
+    code: Annotated[
+        list[Path] | None, typer.Argument(help="Files of your own, to be shown too.", metavar="[FILE.py]...")
+    ] = None,
+) -> None:
+    """Show the experiments, algorithms, problems, fleets, networks and datasets there are, and whose."""
+    for title, entries in files.listed(code or ()).items():
         out.print(title, style="bold")
-        for name, summary in entries.items():
-            out.print(f"  {name:<26}{summary}", highlight=False, soft_wrap=True, markup=False)
+        wide = max(24, *(len(one.name) for one in entries)) + 2
+        room = max(len(one.home) for one in entries) + 2
+        for one in entries:
+            line = f"  {one.name:<{wide}}{one.home:<{room}}{one.summary}"
+            out.print(printable(line), highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -319,16 +333,21 @@ def join(
         Path | None, typer.Option(help="Where this device keeps things; by default, beside its key.")
     ] = None,
     poll: Poll = 3.0,
+    code: Code = None,
 ) -> None:
     """Take part in an experiment as one device."""
-    files.read_tables(experiment)
+    plugins.check_approved(*files.read_tables(experiment), code or ())
 
     from fedsaddle.app import deploy
     from fedsaddle.cli.progress import Terminal
 
-    own: Wanted = {"clients": clients, "settings": set_ or []}
+    own: Wanted = {"clients": clients, "settings": set_ or [], "code": code or []}
     device = deploy.Device(client, data, folder, poll)
     raise typer.Exit(deploy.join(experiment, server, key, device, Terminal(out), **own))
+
+
+for _command in (models.predict, models.export, models.sample, doctor):
+    app.command()(_command)
 
 
 # --- every command ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import inspect
 import os
 import shlex
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -18,26 +18,70 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsaddle.border import files
+from fedsaddle.border import files, plugins
 from fedsaddle.errors import BadInput, check_count, meant, unknown
 
 if TYPE_CHECKING:
     from fedsaddle.border.build import Wanted
 
-ExperimentArgument = Annotated[str, typer.Argument(help="The name of a shipped experiment, or a TOML file.")]
+
+# --- what a shell completes: names are read off the sources, so that nobody waits for PyTorch ---------------
+
+
+def _begun(incomplete: str, known: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(name, told) for name, told in known.items() if name.startswith(incomplete)]
+
+
+def _experiments(incomplete: str) -> list[tuple[str, str]]:
+    return _begun(incomplete, files.shipped())
+
+
+def _algorithms(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Those of the experiment, or all; after a comma, one more."""
+    known, experiment = files.algorithms(), ctx.params.get("experiment")
+    try:
+        own = files.read_tables(experiment)[0].get("algorithms", {}) if experiment else known
+    except BadInput:
+        own = known
+    before, comma, last = incomplete.rpartition(",")
+    said = before.split(",")
+    rest = {name: known.get(name, "") for name in own if name not in said}
+    return [(f"{before}{comma}{name}", told) for name, told in _begun(last, rest)]
+
+
+def _engines(incomplete: str) -> list[tuple[str, str]]:
+    return _begun(incomplete, dict.fromkeys(ENGINES, ""))
+
+
+def _devices(incomplete: str) -> list[tuple[str, str]]:
+    return _begun(incomplete, dict.fromkeys(("auto", "cpu", "cuda"), ""))
+
+
+# --- options ---------------------------------------------------------------------------------------------
+
+ExperimentArgument = Annotated[
+    str,
+    typer.Argument(help="The name of a shipped experiment, or a TOML file.", autocompletion=_experiments),
+]
 Perhaps = Annotated[
     str | None,
-    typer.Argument(help="The name of a shipped experiment, or a TOML file; none to --resume a folder."),
+    typer.Argument(
+        help="The name of a shipped experiment, or a TOML file; none to --resume a folder.",
+        autocompletion=_experiments,
+    ),
 ]
-Only = Annotated[list[str] | None, typer.Option(help="Only these, such as cdma-ada,cdma-one.")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(help="Only these, such as cdma-ada,cdma-one.", autocompletion=_algorithms),
+]
 Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
 Seeds = Annotated[str | None, typer.Option(help="Such as 0-4 or 0,3,7-9.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key: problem.kappa=20.")]
-Engine = Annotated[str | None, typer.Option(help="auto, vectorised, loop or ray.")]
+Engine = Annotated[str | None, typer.Option(help="auto, vectorised, loop or ray.", autocompletion=_engines)]
 AddressOption = Annotated[
     str | None, typer.Option(help="Of a Ray cluster: auto or host:port; or start one here.")
 ]
-DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda.", autocompletion=_devices)]
 Deterministic = Annotated[
     bool | None, typer.Option("--deterministic", help="The same bits every time, also on a GPU.")
 ]
@@ -47,6 +91,10 @@ Write = Annotated[bool, typer.Option("--history", help="Write down what became o
 Quiet = Annotated[bool, typer.Option("--quiet", help="Only what goes wrong.")]
 Seconds = Annotated[float, typer.Option(help="Make a checkpoint at most so often.")]
 Listen = Annotated[str, typer.Option(help="Where nodes find the server, as HOST:PORT.")]
+Code = Annotated[
+    list[Path] | None,
+    typer.Option("--code", help="A Python file of your own that the experiment may run; may be repeated."),
+]
 Poll = Annotated[float, typer.Option(help="Seconds between looks for a message.")]
 Fewer = Annotated[
     int | None,
@@ -76,6 +124,7 @@ class Chosen:
     folder: Out = None
     resume: Resume = False
     quiet: Quiet = False
+    code: Code = None
 
     def __post_init__(self) -> None:
         if self.rounds is not None:
@@ -97,12 +146,12 @@ class Chosen:
     @property
     def wanted(self) -> Wanted:
         options: Wanted = {"rounds": self.rounds, "seeds": self.seeds, "settings": self.set_ or []}
-        return options | {"algorithms": self.names}
+        return options | {"algorithms": self.names, "code": self.code or []}
 
     def experiment(self, given: str | None, command: str) -> str:
         """The experiment that is meant: the one that was given, or that of the folder to go on with."""
         experiment = given if given is not None else self._resumed(command)
-        tables, _ = files.read_tables(experiment)
+        tables, folder = files.read_tables(experiment)
         known = tables.get("algorithms")
         swept = tables.get("sweep")
         if command == "sweep" and isinstance(swept, dict) and swept.get("settings"):
@@ -112,6 +161,8 @@ class Chosen:
             for name in self.names:
                 if meant(name, known) not in known:
                     raise unknown("algorithm in this experiment", name, known)
+        if not self.set_:  # which may change what is named
+            plugins.check_approved(tables, folder, self.code or (), self.names)
         return experiment
 
     def _resumed(self, command: str) -> str:

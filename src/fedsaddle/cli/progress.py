@@ -89,6 +89,42 @@ class Pace:
         return own + ahead * mean
 
 
+LONG = 60  # seconds that nobody waits for without having been told
+STEADY_ROUNDS, STEADY_SECONDS = 24, 10.0  # after either, the first rounds are no longer what counts
+
+
+class Warner:
+    """Says once, of a run that has just begun, that it will take more than a minute, and what takes less."""
+
+    def __init__(self, plan: Plan, left: Mapping[str, int], pace: Pace) -> None:
+        self.plan, self.pace, self.began = plan, pace, time.monotonic()
+        self.silent = len(left) < len(plan.studies) or any(
+            left.values()
+        )  # who goes on knows how long it takes
+
+    def __call__(self, round: int) -> str | None:
+        """A line, if now is the time to say it."""
+        spent = time.monotonic() - self.began
+        if self.silent or (round < STEADY_ROUNDS and spent < STEADY_SECONDS):
+            return None
+        seconds = self.pace.of_run()
+        if seconds is None:
+            return None
+        self.silent = True
+        return None if spent + seconds <= LONG else self._told(spent + seconds)
+
+    def _told(self, seconds: float) -> str:
+        plan = self.plan
+        rounds = int(float(f"{plan.rounds * LONG / seconds:.1g}"))
+        ways = [f"--rounds {rounds}"] if rounds >= 10 and not plan.by else []
+        ways += ["--budget 4"] if plan.by else []
+        first = next(iter(plan.studies))
+        ways += [f"--algorithm {first}"] if len(plan.studies) > 1 and not plan.by else []
+        ways += ["--seeds 0"] if len(plan.studies[first].seeds) > 1 else []
+        shorter = f"; shorter: {' or '.join(ways)}" if ways else ""
+        return f"this will take {about(seconds)} in all{shorter}. Ctrl-C saves it, to go on later"
+
+
 def about(seconds: float) -> str:
     """about 3 min"""
     for size, unit in ((3600, "h"), (60, "min")):
@@ -163,8 +199,11 @@ def _trouble(plan: Plan, study: str, stop: Stop) -> list[str]:
 class Lines:
     """For a pipe: a plain line about every tenth of the way, and for what goes wrong."""
 
-    def __init__(self, plan: Plan, left: Mapping[str, int], to: TextIO | None = None) -> None:
+    def __init__(
+        self, plan: Plan, left: Mapping[str, int], to: TextIO | None = None, warns: bool = False
+    ) -> None:
         self.plan, self.pace, self.to = plan, Pace(plan, left), to
+        self.warner = Warner(plan, left, self.pace) if warns else None
 
     def begin(self, study: str, start: int) -> None:
         self.told = start
@@ -174,6 +213,8 @@ class Lines:
         self.pace.stop(stop.round)
         for line in _trouble(self.plan, study, stop):
             self._say(line)
+        if self.warner is not None and (told := self.warner(stop.round)):
+            self._say(told)
         last = stop.round == self.plan.rounds
         if stop.rows and (last or stop.round == 0 or stop.round - self.told >= self.plan.rounds / 10):
             pace = f"  {_speed(self.pace.speed)} rounds/s" if self.pace.speed else ""
@@ -199,8 +240,9 @@ class Lines:
 class Bars:
     """For a person: a line for each algorithm, with its speed and the time that is left; and one for all."""
 
-    def __init__(self, plan: Plan, left: Mapping[str, int], progress: Progress) -> None:
+    def __init__(self, plan: Plan, left: Mapping[str, int], progress: Progress, warns: bool = False) -> None:
         self.plan, self.progress, self.pace = plan, progress, Pace(plan, left)
+        self.warner = Warner(plan, left, self.pace) if warns else None
         self.tasks: dict[str, TaskID] = {}
         self.whole: TaskID | None = None
         if len(plan.studies) > 1 and left:
@@ -218,6 +260,8 @@ class Bars:
         self.pace.stop(stop.round)
         for line in _trouble(self.plan, study, stop):
             self.progress.print(line, markup=False, highlight=False)
+        if self.warner is not None and (told := self.warner(stop.round)):
+            self.progress.print(told, markup=False, highlight=False)
         if stop.rows:
             self.progress.update(self.tasks[study], metric=_describe(self.plan, study, stop))
         own, ended = self.pace.of_study(), stop.round == self.plan.rounds
@@ -258,15 +302,16 @@ def watching(
     quiet: bool = False,
     transient: bool = False,
     to: TextIO | None = None,
+    warns: bool = False,
 ) -> Iterator[Watch]:
-    """Whoever watches a run: nobody, lines for a pipe, or bars for a person."""
+    """Whoever watches a run: nobody, lines for a pipe, or bars for a person; who is told if it takes long."""
     if quiet:
         yield SILENT
     elif not out.is_terminal:
-        yield Lines(plan, left, to)
+        yield Lines(plan, left, to, warns)
     else:
         with bars(out, transient) as progress:
-            yield Bars(plan, left, progress)
+            yield Bars(plan, left, progress, warns)
 
 
 @dataclass(frozen=True)
@@ -283,7 +328,7 @@ class Terminal:
     def watching(self, plan: Plan, left: Mapping[str, int]) -> Iterator[Watch]:
         if not self.quiet:
             print(f"engine: {_engine(plan)}", file=sys.stderr)
-        with watching(self.out, plan, left, self.quiet) as watch:
+        with watching(self.out, plan, left, self.quiet, warns=True) as watch:
             yield watch
 
 

@@ -15,6 +15,30 @@ from fedsaddle.data import sources
 
 
 @dataclass(frozen=True)
+class Scaling:
+    """Columns less the training rows' mean, by their standard deviation; one that does not vary is zero.
+
+    A fleet would have to share these: three sums of each client, added up once.
+    """
+
+    mean: Tensor  # (feature,), float64
+    spread: Tensor  # (feature,), float64: the standard deviation; 0 where a column does not vary
+
+    @classmethod
+    def of(cls, train: Tensor) -> Scaling:
+        """That of some rows."""
+        mean = train.mean(0)
+        spread = (train - mean).square().mean(0).sqrt()
+        varies = spread > 1e-12 * train.abs().amax(0)
+        return cls(mean, torch.where(varies, spread, 0.0))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        # A column that hardly varies in training may in a test row lie beyond what a float32 holds.
+        small = torch.where(self.spread > 0, (rows - self.mean) / self.spread, 0.0)
+        return small.clamp(-1e6, 1e6).to(torch.float32)
+
+
+@dataclass(frozen=True)
 class Grouping:
     """One way to tell the people apart whom the rows are about."""
 
@@ -35,6 +59,8 @@ class Dataset:
     owners: Tensor | None = None  # (training row,), int64: who holds it, where the data say so
     sha256: tuple[str, ...] = ()  # of a person's own files
     has_test: bool = True  # whether the test rows are given; or else they were drawn from the others
+    scaling: Scaling | None = None  # of a table: what its numbers have gone through
+    columns: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of a CSV file: see readers.Rows
     groups: dict[str, Grouping] = field(default_factory=dict)  # by what: sex, country, ...
 
     @cached_property
@@ -48,22 +74,6 @@ def scaled(inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     # Not divided: by a number, a GPU multiplies with its inverse, and the last bit would not be a CPU's.
     small = (inputs.to(torch.float32) - 127.5) * (1 / 127.5) if inputs.dtype == torch.uint8 else inputs
     return small.to(dtype)
-
-
-def standardised(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns less the training rows' mean, by their standard deviation; one that does not vary is zero.
-
-    A fleet would have to share these: three sums of each client, added up once.
-    """
-    mean = train.mean(0)
-    spread = (train - mean).square().mean(0).sqrt()
-    varies = spread > 1e-12 * train.abs().amax(0)
-
-    def shrink(rows: Tensor) -> Tensor:
-        # A column that hardly varies in training may in a test row lie beyond what a float32 holds.
-        return torch.where(varies, (rows - mean) / spread, 0.0).clamp(-1e6, 1e6).to(torch.float32)
-
-    return shrink(train), shrink(test)
 
 
 def digits() -> Dataset:
@@ -120,8 +130,10 @@ def satimage() -> Dataset:
         torch.tensor([list(map(float, line.split())) for line in (folder / file).read_text().splitlines()])
         for file in sources.SATIMAGE
     )
-    inputs, test_inputs = standardised(train[:, :-1].double(), test[:, :-1].double())
-    return Dataset(inputs, train[:, -1].long(), test_inputs, test[:, -1].long())
+    numbers, test_numbers = train[:, :-1].double(), test[:, :-1].double()
+    scaling = Scaling.of(numbers)
+    halves = scaling(numbers), train[:, -1].long(), scaling(test_numbers), test[:, -1].long()
+    return Dataset(*halves, scaling=scaling)
 
 
 def _of_people(name: str) -> Callable[[], Dataset]:

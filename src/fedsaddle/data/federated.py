@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fedsaddle.data.datasets import DATASETS, Dataset
+from fedsaddle.data.devices import DEVICES, alone
 from fedsaddle.data.partition import divide
+from fedsaddle.data.tables import is_table, load_table
 from fedsaddle.errors import BadInput, unknown
 from fedsaddle.problem import Federation
 
@@ -23,8 +26,29 @@ def dataset_named(dataset: str) -> Dataset:
     return DATASETS[dataset]()
 
 
+def dataset_of(dataset: str, label: str, sha256: str, partition: str, seed: int) -> Dataset:
+    """A dataset by its name, or a person's file. If rows are on devices, all of the file is for testing."""
+    if not is_table(dataset):
+        if label != "label" or sha256:
+            raise BadInput(f"label and sha256 go with a .csv or .npz file, not with {dataset}")
+        if dataset not in DATASETS:
+            raise BadInput(
+                f"{unknown('dataset', dataset, DATASETS)}; or give the path of a .csv or .npz file"
+            )
+        return dataset_named(dataset)
+    test = dataset if partition == DEVICES else ""
+    return load_table(dataset, test, label=label, seed=seed, sha256=sha256)
+
+
+def pinned_file(dataset: str, data: Dataset) -> dict[str, str]:
+    """What an experiment has to say to mean this very file again."""
+    return {"dataset": str(Path(dataset).resolve()), "sha256": data.sha256[0]} if is_table(dataset) else {}
+
+
 def federate(data: Dataset, partition: str, clients: int, alpha: float, seed: int) -> Federation:
     """The training rows, `input` and `label`, cut into one run for each client."""
+    if partition == DEVICES:  # they are elsewhere: nobody looks at these
+        return alone({"input": data.inputs[:1], "label": data.labels[:1]}, 0, clients)
     parts = divide(data.labels, partition, clients, alpha, seed, data.owners)
     order = torch.cat(parts)
     return Federation(

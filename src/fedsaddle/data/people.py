@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle.data import sources
-from fedsaddle.data.datasets import Dataset, Grouping, standardised
+from fedsaddle.data.datasets import Dataset, Grouping, Scaling
 from fedsaddle.data.partition import held_out
 
 TESTED = 1 / 3  # of each class, in tables that come without test rows
@@ -72,7 +72,8 @@ def _divided(
 ) -> Dataset:
     """A table without test rows: some are drawn, always the same."""
     out = held_out(labels, TESTED, 0, groups[clients][1])
-    inputs, test_inputs = standardised(numbers[~out], numbers[out])
+    scaling = Scaling.of(numbers[~out])
+    inputs, test_inputs = scaling(numbers[~out]), scaling(numbers[out])
     return Dataset(
         torch.cat([inputs, flags[~out].float()], dim=1),
         labels[~out],
@@ -81,6 +82,7 @@ def _divided(
         classes,
         groups[clients][1][~out],
         has_test=False,
+        scaling=scaling,
         groups={what: Grouping(names, rows[~out], rows[out]) for what, (names, rows) in groups.items()},
     )
 
@@ -216,7 +218,8 @@ def census() -> Dataset:
     """Who earns over 50,000 dollars a year, of all people. A client: people born in one country."""
     folder = sources.fetch("census")
     numbers, words, first = _survey([folder / file for file in sources.CENSUS])
-    inputs, test_inputs = standardised(numbers[:first], numbers[first:])
+    scaling = Scaling.of(numbers[:first])
+    inputs, test_inputs = scaling(numbers[:first]), scaling(numbers[first:])
     flags = torch.cat(
         [torch.nn.functional.one_hot(rows, len(names)).float() for names, rows in (words[n] for n in WORDS)],
         dim=1,
@@ -238,6 +241,7 @@ def census() -> Dataset:
         labels[first:],
         ("<=50K", ">50K"),
         born_in[1][:first],
+        scaling=scaling,
     )
     return replace(
         data,

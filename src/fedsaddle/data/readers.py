@@ -12,6 +12,7 @@ import re
 import zipfile
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -43,10 +44,13 @@ class Rows:
     """What is in a file."""
 
     inputs: Array  # (row, feature), or images: (row, channel, height, width)
-    labels: Words
+    labels: Words  # of new rows, perhaps none
     owners: Words | None
     flags: Array  # (row, word): one where the row has the word, for features that are words
     columns: dict[str, tuple[str, ...]]  # of a CSV file: each feature's words, none if it holds numbers
+
+
+NONE = Words(numpy.zeros(0, dtype=numpy.int64), ())
 
 
 # --- CSV -------------------------------------------------------------------------------------------------
@@ -58,9 +62,11 @@ class Numbers:
     def __init__(self, at: str) -> None:
         self.at = at
         self.blocks: list[Array] = []
+        self.whole = True  # whether all are written without a point
 
     def take(self, cells: list[str], lines: list[int]) -> None:
         text = "".join(cells)
+        self.whole = self.whole and not {".", "e", "E"} & set(text)
         try:
             # Python also reads 1_000 and the digits of other scripts, which nobody means here.
             plain = text.isascii() and "_" not in text
@@ -87,12 +93,18 @@ class Numbers:
     def all(self) -> Array:
         return numpy.concatenate(self.blocks)
 
+    def numbers(self) -> Array:
+        """The same, as whole numbers if all are written so."""
+        values = self.all()
+        exact = self.whole and bool((abs(values) < 2**53).all())
+        return values.astype(numpy.int64) if exact else values
+
 
 class Texts:
     """A column of words, as it is read."""
 
-    def __init__(self, at: str, feature: bool) -> None:
-        self.at, self.feature = at, feature
+    def __init__(self, at: str, feature: bool, most: int | None) -> None:
+        self.at, self.feature, self.most = at, feature, most
         self.words: dict[str, int] = {}
         self.number = array("q")
 
@@ -114,9 +126,9 @@ class Texts:
             )
         if self.feature and _is_number(word):
             raise BadInput(f"{where}: expected a word as in the lines before, got the number {word[:80]}")
-        if self.feature and len(self.words) == MOST_WORDS:
+        if self.feature and len(self.words) == self.most:
             raise BadInput(
-                f"{where}: more than {MOST_WORDS} different words, each of which would be a feature; group "
+                f"{where}: more than {self.most} different words, each of which would be a feature; group "
                 "them, or leave out the column"
             )
 
@@ -132,7 +144,7 @@ def _is_number(cell: str) -> bool:
     return cell.isascii() and "_" not in cell
 
 
-def _header(path: str, header: list[str], label: str) -> list[str]:
+def _header(path: str, header: list[str]) -> list[str]:
     """The names of the columns."""
     names = [name.strip() for name in header]
     if not any(names):
@@ -146,18 +158,56 @@ def _header(path: str, header: list[str], label: str) -> list[str]:
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
         raise BadInput(f"{path}: {times} columns are called '{name[:80]}'; rename them, or leave them out")
-    if label not in names:
-        raise BadInput(f"{path}: {unknown('column', label, names)}; say which one is the label")
     return names
 
 
-def _csv(path: str, data: bytes, label: str, client: str, like: Rows | None) -> tuple[Rows, None]:
-    """A CSV file: a line of names, then rows. A column whose first value is no number is one of words."""
+def _csv(
+    path: str, data: bytes, label: str, client: str, like: Rows | None, labelled: bool = True
+) -> tuple[Rows, None]:
+    """A CSV file: a line of names, then rows. A column whose first value is no number is one of words.
+
+    Of new rows, which need not be labelled, the label and the client are not even looked at.
+    """
+
+    def check(names: list[str]) -> None:
+        if labelled and label not in names:
+            raise BadInput(f"{path}: {unknown('column', label, names)}; say which one is the label")
+
+    skip = () if labelled else (label, client)
+    columns = _csv_columns(path, data, check, lambda name: name not in (label, client), skip)
+    words = {name: column.all() for name, column in columns.items() if isinstance(column, Texts)}
+    numbers = {name: column.all() for name, column in columns.items() if isinstance(column, Numbers)}
+    labels, owners = words.pop(label, NONE), words.pop(client, None)
+    return _rows(path, numbers, words, labels, owners, like), None
+
+
+def csv_columns(path: str, data: bytes, text: str | None) -> dict[str, Array | Words]:
+    """Every column of a CSV file by itself: numbers, or words if the first value is no number.
+
+    `text` is a column that holds names, which may be written in figures.
+    """
+    read = _csv_columns(path, data, lambda names: None, lambda name: name != text, limit=False)
+    return {
+        name: column.all() if isinstance(column, Texts) else column.numbers() for name, column in read.items()
+    }
+
+
+def _csv_columns(
+    path: str,
+    data: bytes,
+    check: Callable[[list[str]], None],
+    feature: Callable[[str], bool],
+    skip: tuple[str, ...] = (),
+    limit: bool = True,
+) -> dict[str, Numbers | Texts]:
+    """The columns of a CSV file. Those that are no features are words, and of features there is a limit."""
     lines = csv.reader(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=""), strict=True)
     numbered = ((lines.line_num, line) for line in lines)
     columns: dict[str, Numbers | Texts] = {}
     try:
-        names = _header(path, next(lines, []), label)
+        names = _header(path, next(lines, []))
+        check(names)
+        known = {name: at for at, name in enumerate(names) if name not in skip}
         while block := list(islice(numbered, LINES_AT_ONCE)):
             filled = [(number, line) for number, line in block if line]
             for number, line in filled:
@@ -165,26 +215,24 @@ def _csv(path: str, data: bytes, label: str, client: str, like: Rows | None) -> 
                     raise BadInput(f"{path}, line {number}: {len(line)} values for {len(names)} columns")
                 if not columns:
                     columns = {
-                        name: _column(f"{path}, column '{name[:80]}'", cell, name not in (label, client))
-                        for name, cell in zip(names, line, strict=True)
+                        name: _column(f"{path}, column '{name[:80]}'", line[at], feature(name), limit)
+                        for name, at in known.items()
                     }
             where = [number for number, _ in filled]
-            for place, column in enumerate(columns.values()):
-                column.take([line[place] for _, line in filled], where)
+            for name, column in columns.items():
+                column.take([line[known[name]] for _, line in filled], where)
     except UnicodeDecodeError:
         raise BadInput(f"{path} is not a text file in UTF-8; save it as CSV in UTF-8") from None
     except csv.Error as error:
         raise BadInput(f"{path}, line {lines.line_num}: {error}") from None
-    if not columns:
+    if known and not columns:
         raise BadInput(f"{path} has no rows below its first line")
-    words = {name: column.all() for name, column in columns.items() if isinstance(column, Texts)}
-    numbers = {name: column.all() for name, column in columns.items() if isinstance(column, Numbers)}
-    return _rows(path, numbers, words, words.pop(label), words.pop(client, None), like), None
+    return columns
 
 
-def _column(at: str, first: str, feature: bool) -> Numbers | Texts:
+def _column(at: str, first: str, feature: bool, limit: bool) -> Numbers | Texts:
     number = _is_number(first) or first.strip().lower() in MISSING
-    return Numbers(at) if number and feature else Texts(at, feature)
+    return Numbers(at) if number and feature else Texts(at, feature, MOST_WORDS if limit else None)
 
 
 def _rows(
@@ -208,7 +256,8 @@ def _rows(
         columns = like.columns  # so a word that is found here alone is no feature
     if not columns:
         raise BadInput(f"{path} has no features; every column but the label and the client is one")
-    rows = len(labels.number)
+    held = [*numbers.values(), *(column.number for column in words.values())]
+    rows = len(held[0])
     check_memory(path, rows * sum(max(1, len(known)) for known in columns.values()))
     inputs = numpy.zeros((rows, len(numbers)))
     for place, name in enumerate(name for name, known in columns.items() if not known):
@@ -223,38 +272,48 @@ def _rows(
 # --- npz -------------------------------------------------------------------------------------------------
 
 
-def _npz(path: str, data: bytes, label: str, client: str, like: Rows | None) -> tuple[Rows, Rows | None]:
-    """An .npz file: the arrays features, label, and perhaps client, test_features, test_label."""
-    wanted = ("features", label, client, "test_features", f"test_{label}")
+def npz_arrays(path: str, data: bytes, wanted: tuple[str, ...] | None = None) -> dict[str, Array]:
+    """The arrays of an .npz file: those that are wanted, or all."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            files = [entry for entry in archive.infolist() if entry.filename.removesuffix(".npy") in wanted]
-        check_memory(path, sum(entry.file_size for entry in files) // 4)  # as bytes, and as an array
+            files = {entry.filename.removesuffix(".npy"): entry.file_size for entry in archive.infolist()}
+        names = files.keys() if wanted is None else [name for name in wanted if name in files]
+        check_memory(path, sum(files[name] for name in names) // 4)  # as bytes, and as an array
         with numpy.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            read = {name: arrays[name] for name in wanted if name in arrays.files}
+            read = {name: arrays[name] for name in names if name in arrays.files}
     except BadInput:
         raise
     except Exception as error:  # a damaged or hostile file may fail anywhere in zipfile and numpy
         raise BadInput(
             f"{path} cannot be read ({error}); save it with numpy.savez, without objects"
         ) from None
+    return {name: array for name, array in read.items() if isinstance(array, numpy.ndarray)}
 
-    found = {name: array for name, array in read.items() if isinstance(array, numpy.ndarray)}
+
+def _npz(
+    path: str, data: bytes, label: str, client: str, like: Rows | None, labelled: bool = True
+) -> tuple[Rows, Rows | None]:
+    """An .npz file: the arrays features, label, and perhaps client, test_features, test_label.
+
+    Rows that are new need not be labelled; of them, features is all that is read.
+    """
+    wanted = ("features", label, client, "test_features", f"test_{label}")
+    found = npz_arrays(path, data, wanted if labelled else wanted[:1])
 
     def half(prefix: str, other: Array | None) -> Rows:
-        for name in (f"{prefix}features", f"{prefix}{label}"):
+        for name in (f"{prefix}features", f"{prefix}{label}")[: 2 if labelled else 1]:
             if name not in found:
-                raise BadInput(
-                    f"{path}: the array '{name[:80]}' is missing; a row needs features and a label"
-                )
+                needs = "features and a label" if labelled else "features"
+                raise BadInput(f"{path}: the array '{name[:80]}' is missing; a row needs {needs}")
         features = _features(f"{path}, {prefix}features", found[f"{prefix}features"])
         if other is not None and (features.shape[1:], features.dtype) != (other.shape[1:], other.dtype):
             raise BadInput(
                 f"{path}, {prefix}features: expected rows of {other.shape[1:]} in {other.dtype} as those to "
                 f"learn from, got {features.shape[1:]} in {features.dtype}"
             )
-        labels = _names(f"{path}, {prefix}{label}", found[f"{prefix}{label}"], len(features))
-        owners = None
+        labels, owners = NONE, None
+        if labelled:
+            labels = _names(f"{path}, {prefix}{label}", found[f"{prefix}{label}"], len(features))
         if not prefix and client in found:
             owners = _names(f"{path}, {client}", found[client], len(features))
         return Rows(features, labels, owners, numpy.zeros((len(features), 0), dtype=bool), {})

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsaddle.data.datasets import Dataset, standardised
+from fedsaddle.data.datasets import Dataset, Scaling
 from fedsaddle.data.partition import held_out
 from fedsaddle.data.readers import READERS, Array, Words
 from fedsaddle.errors import BadInput, check_memory
@@ -45,35 +45,42 @@ def load_table(
         raise BadInput(f"label and client must be two columns, got '{label}' for both")
     if test and Path(test).suffix.lower() != kind:
         raise BadInput(f"test must be a {kind} file as {path} is, got {test}")
-    data, digest = _read(path, sha256)
+    data, digest = read_bytes(path, sha256)
     train, held = READERS[kind](path, data, label, client, None)
     digests = [digest]
     if test:
         if held is not None:
             raise BadInput(f"{path} holds test rows already; leave out test, or its test_features")
-        data, digest = _read(test, test_sha256)
+        data, digest = read_bytes(test, test_sha256)
         held, _ = READERS[kind](test, data, label, client, train)
         digests.append(digest)
 
     if len(train.labels.words) > MOST_CLASSES:
         raise BadInput(f"{path}: '{label}' has more than {MOST_CLASSES} values; a label names a class")
-    owners = None if train.owners is None else _numbered(train.owners)[1][0]
+    owners = None if train.owners is None else numbered(train.owners)[1][0]
     if held is not None:
-        classes, (labels, test_labels) = _numbered(train.labels, held.labels)
-        inputs, test_inputs = _inputs(train.inputs, train.flags, held.inputs, held.flags)
-        return Dataset(inputs, labels, test_inputs, test_labels, classes, owners, tuple(digests))
-    classes, (labels,) = _numbered(train.labels)
+        classes, (labels, test_labels) = numbered(train.labels, held.labels)
+        scaling = _scaling(train.inputs)
+        halves = (
+            features(train.inputs, train.flags, scaling),
+            labels,
+            features(held.inputs, held.flags, scaling),
+            test_labels,
+        )
+        return Dataset(*halves, classes, owners, tuple(digests), scaling=scaling, columns=train.columns)
+    classes, (labels,) = numbered(train.labels)
     out = held_out(labels, test_share, seed, owners)
     there, here = out.numpy(), ~out.numpy()
-    inputs, test_inputs = _inputs(
-        train.inputs[here], train.flags[here], train.inputs[there], train.flags[there]
-    )
+    scaling = _scaling(train.inputs[here])
+    inputs, test_inputs = (features(train.inputs[rows], train.flags[rows], scaling) for rows in (here, there))
     owners = None if owners is None else owners[~out]
     drawn = inputs, labels[~out], test_inputs, labels[out]
-    return Dataset(*drawn, classes, owners, tuple(digests), has_test=False)
+    return Dataset(
+        *drawn, classes, owners, tuple(digests), has_test=False, scaling=scaling, columns=train.columns
+    )
 
 
-def _read(path: str, sha256: str) -> tuple[bytes, str]:
+def read_bytes(path: str, sha256: str = "") -> tuple[bytes, str]:
     """A file's bytes and their hash."""
     try:
         if os.path.exists(path) and not os.path.isfile(path):
@@ -92,7 +99,7 @@ def _read(path: str, sha256: str) -> tuple[bytes, str]:
     return data, digest
 
 
-def _numbered(*columns: Words) -> tuple[tuple[str, ...], list[Tensor]]:
+def numbered(*columns: Words) -> tuple[tuple[str, ...], list[Tensor]]:
     """The words of some columns in order, whole numbers by their value, and each row's place among them."""
     words = {word for column in columns for word in column.words}
     whole = {word: match[1] for word in words if (match := WHOLE.fullmatch(word))}
@@ -105,13 +112,13 @@ def _numbered(*columns: Words) -> tuple[tuple[str, ...], list[Tensor]]:
     ]
 
 
-def _inputs(train: Array, flags: Array, test: Array, test_flags: Array) -> tuple[Tensor, Tensor]:
+def _scaling(train: Array) -> Scaling | None:
+    """What numbers go through; images are left as they are."""
+    return None if train.ndim > 2 else Scaling.of(torch.from_numpy(train))
+
+
+def features(rows: Array, flags: Array, scaling: Scaling | None) -> Tensor:
     """What a network takes: numbers standardised, words as ones and zeros, images as they are."""
-    if train.ndim > 2:
-        return torch.from_numpy(train), torch.from_numpy(test)
-    numbers = standardised(torch.from_numpy(train), torch.from_numpy(test))
-    words = (torch.from_numpy(flags), torch.from_numpy(test_flags))
-    halves = [
-        torch.cat([some, own.to(torch.float32)], dim=1) for some, own in zip(numbers, words, strict=True)
-    ]
-    return halves[0], halves[1]
+    if scaling is None:
+        return torch.from_numpy(rows)
+    return torch.cat([scaling(torch.from_numpy(rows)), torch.from_numpy(flags).to(torch.float32)], dim=1)

@@ -6,8 +6,8 @@ import math
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fedsaddle.core import Pair, Remembers
@@ -36,6 +36,7 @@ class Row:
     floats_down: int
     time_simulated: float
     metrics: dict[str, float]
+    traffic: Mapping[Flow, int] = field(default_factory=dict, repr=False)  # all floats sent so far
 
 
 class Stop(NamedTuple):
@@ -129,7 +130,7 @@ def evaluate(study: Study, lanes: Lanes, round: int) -> tuple[list[Row], list[Ev
         up, down = (
             sum(count for flow, count in floats.items() if flow.direction == way) for way in ("up", "down")
         )
-        rows.append(Row(lane, study.seeds[lane], round, up, down, lanes.clock[lane], metrics))
+        rows.append(Row(lane, study.seeds[lane], round, up, down, lanes.clock[lane], metrics, floats))
     return rows, events
 
 

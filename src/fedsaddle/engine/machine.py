@@ -29,14 +29,34 @@ def prepare(threads: int = 1, tf32: bool = False, deterministic: bool = False) -
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many threads of PyTorch, and memory that is kept, for as long as this lasts."""
-    before = torch.get_num_threads()
+    """So many threads of PyTorch, and memory that is kept, for as long as this lasts.
+
+    A GPU's convolutions are as exact as its products: by default PyTorch rounds the former to TF32 only.
+    """
+    before, rounds = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
     torch.set_num_threads(count)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
     _keep_memory()
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        torch.backends.cudnn.allow_tf32 = rounds
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Whatever `prepare` sets meanwhile, PyTorch is as before afterwards."""
+    backends, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    flags = backends.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        if torch.are_deterministic_algorithms_enabled() != before[1]:
+            torch.use_deterministic_algorithms(before[1])
+        backends.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = flags
 
 
 def fix_workspace() -> None:

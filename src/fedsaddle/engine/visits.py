@@ -16,7 +16,7 @@ from fedsaddle import draws
 from fedsaddle.core import Algorithm, Message, Pair
 from fedsaddle.engine.compile.trace import Unrecordable
 from fedsaddle.errors import BadInput
-from fedsaddle.problem import Batch, Constrained, Federation, Game, Minimax, Problem
+from fedsaddle.problem import Batch, Constrained, Federation, Game, Minimax, Problem, name_of
 
 T = TypeVar("T")
 Field = Callable[[Pair, Batch], Pair]
@@ -229,12 +229,11 @@ class Oracle:
     _walked: bool = False
 
     def _gather(self, rows: Tensor, weight: Tensor, key: Tensor) -> Batch:
-        table = self.task.federation.rows
-        return Batch({name: table[name][self.offset + rows] for name in table}, self.own, weight, key)
+        return Batch(self.task.federation.at(self.offset + rows), self.own, weight, key, self.t)
 
     def grad(self, z: Pair, xi: Batch) -> Pair:
         slope = field_of(self.task.problem)
-        with untouched(f"problem {type(self.task.problem).__name__}", (z, xi.rows)):
+        with untouched(f"problem {name_of(self.task.problem)}", (z, xi.rows)):
             known = self._walk.grad(slope, z, xi) if self._walk else None
             return slope(z, xi) if known is None else known
 

@@ -31,7 +31,8 @@ from fedsaddle.flower.wire import (
     FACT,
     Header,
     Refused,
-    contract,
+    agreement,
+    check_code_of,
     header_of,
     integer,
     pack,
@@ -56,7 +57,10 @@ class Site:
         """A device with rows of its own."""
         problem = next(iter(plan.studies.values())).problem
         if not isinstance(problem, Held) or not problem.away:
-            raise BadInput("--data goes with an experiment that says problem.partition = 'devices'")
+            raise BadInput(
+                "--data goes with an experiment that says problem.partition = 'devices', or whose own task "
+                "is made with fs.clients(away=...)"
+            )
         own = problem.holding(client, file)
         studies = {name: replace(study, problem=own) for name, study in plan.studies.items()}
         return Site(replace(plan, studies=studies), client, folder)
@@ -172,7 +176,7 @@ def visit(site: Site, records: RecordDict) -> tuple[Header, Message]:
     if not isinstance(algorithm, str) or algorithm not in site.plan.studies:
         known = ", ".join(site.plan.studies)
         raise Refused(f"this device has no algorithm '{str(algorithm)[:80]}'; it has {known}")
-    header_of(records, {"contract": contract(site.plan.resolved, algorithm)})
+    header_of(records, {"contract": agreement(site.plan, algorithm)})
     seed, round = integer(header, "seed", 0, 2**63 - 1), integer(header, "round", 0, MOST)
     lane = site.lane(algorithm, seed)
     phase = integer(header, "phase", 0, len(lane.down) - 1)
@@ -205,7 +209,7 @@ def enrol(site: Site, records: RecordDict) -> Header:
     """Tell the few counts that the task needs of every device."""
     header = header_of(records, {"client": site.client})
     algorithm, study = next(iter(site.plan.studies.items()))
-    header_of(records, {"algorithm": algorithm, "contract": contract(site.plan.resolved, algorithm)})
+    header_of(records, {"algorithm": algorithm, "contract": agreement(site.plan, algorithm)})
     if not isinstance(study.problem, Held):
         raise Refused("this device's task has nothing to tell")
     return {**header, **{COUNT + key: count for key, count in study.problem.counts(site.client).items()}}
@@ -222,7 +226,9 @@ def client_app(site: Site) -> ClientApp:
 
     @app.query("here")  # type: ignore[untyped-decorator, unused-ignore]
     def here(message: Envelope, context: Context) -> Envelope:
-        return Envelope(pack(header_of(message.content, {"client": site.client}), {}), reply_to=message)
+        header = header_of(message.content, {"client": site.client})
+        check_code_of(header, site.plan.resolved)
+        return Envelope(pack(header, {}), reply_to=message)
 
     @app.query("enrol")  # type: ignore[untyped-decorator, unused-ignore]
     def query(message: Envelope, context: Context) -> Envelope:

@@ -36,9 +36,11 @@ from fedsaddle.flower.waiting import Wait
 from fedsaddle.flower.wire import (
     COUNT,
     FACT,
+    OTHER_CODE,
     Header,
     Refused,
-    contract,
+    agreement,
+    code_of,
     header_of,
     integer,
     pack,
@@ -128,7 +130,7 @@ class Deployment:
         """One round of every lane that is alive, one after another: the simulator's, on real arrivals."""
         if not self._begun:
             self._begun = True
-            self._wait_for_all()
+            self._wait_for_all(starting=round == 0)
             self._enrol(study)
         after, events = lanes, list[Event]()
         for lane in which(lanes.alive):
@@ -152,7 +154,7 @@ class Deployment:
         name, seed = study.names[lane], study.seeds[lane]
         header: Header = {
             "run": self.run,
-            "contract": contract(self.plan.resolved, name),
+            "contract": agreement(self.plan, name),
             "algorithm": name,
             "seed": seed,
             "round": round,
@@ -221,7 +223,7 @@ class Deployment:
 
     def _counts(self, problem: Held) -> dict[int, Counts]:
         algorithm = next(iter(self.plan.studies))
-        header: Header = {"algorithm": algorithm, "contract": contract(self.plan.resolved, algorithm)}
+        header: Header = {"algorithm": algorithm, "contract": agreement(self.plan, algorithm)}
         wanted, expires = problem.counts(0).keys(), time.monotonic() + NODE_PATIENCE
         letters = {
             client: Envelope(
@@ -249,19 +251,20 @@ class Deployment:
             time.sleep(POLL)
         return counts
 
-    def _wait_for_all(self) -> None:
+    def _wait_for_all(self, starting: bool) -> None:
         """Give everybody with a key some time to come, once. Then the first cohort is the simulator's.
 
         A SuperLink that was started again takes nodes for online that have not come back yet: only an answer
-        tells.
+        tells. A run does not begin with a device that has other code than the server.
         """
+        code = json.dumps(code_of(self.plan.resolved))
         began, asked, heard = time.monotonic(), -math.inf, set[int]()
         while len(heard) < len(self.roll.nodes) and time.monotonic() - began < NODE_PATIENCE:
             if time.monotonic() - asked >= ROLL_CALL:
                 asked = time.monotonic()
                 letters = {
                     client: Envelope(
-                        pack({"client": client}, {}),
+                        pack({"client": client, "code": code}, {}),
                         dst_node_id=self.roll.nodes[client],
                         message_type="query.here",
                         ttl=NODE_PATIENCE,
@@ -270,12 +273,24 @@ class Deployment:
                 }
                 self.roll.push(letters, lambda client: Owed(client, "", 0, 0, 0, began + NODE_PATIENCE))
             for _, owed, reply in self.roll.arrivals():
-                heard |= {owed.client} if reply is not None and reply.has_content() else set()
+                if reply is not None and reply.has_content():
+                    heard.add(owed.client)
+                elif reply is not None and OTHER_CODE in str(reply.error.reason):
+                    self._other_code(owed.client, str(reply.error.reason), starting)
+                    heard.add(owed.client)
             time.sleep(POLL)
         there, may = len(heard), len(self.roll.nodes)
         self.roll.say(
             f"{there} of {may} nodes are online" + ("" if there == may else "; going on without the others")
         )
+
+    def _other_code(self, client: int, reason: str, starting: bool) -> None:
+        why = f"client {client} has {reason[reason.index(OTHER_CODE) :][:300]}"
+        if starting:
+            raise BadInput(
+                f"{why}; give server and devices the same file, or the same version of the package"
+            )
+        self.roll.say(f"{why}; what it is asked for, it will refuse")
 
     def _wait_for_nodes(self, quorum: Quorum, order: list[int], barred: set[int]) -> None:
         """Until as many are idle as are wanted; when patience ends, as many as the minimum will do."""

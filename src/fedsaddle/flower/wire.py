@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsaddle.border.plugins import reference_in
 from fedsaddle.core import Message, Pair
 from fedsaddle.errors import printable
 from fedsaddle.flower._flwr import ConfigRecord, RecordDict
+from fedsaddle.runs import Plan
 
 HEADER, FLOATS = "header", "floats"
 OVERHEAD = 1 << 20  # bytes that a message may have besides its floats
@@ -122,22 +124,75 @@ ELSEWHERE = ("dataset", "test")  # where files lie, if they are files: each side
 OF_ONE_SIDE = ("test_sha256", "path", "inception")
 
 
-def contract(resolved: dict[str, Any], algorithm: str) -> str:
+def agreement(plan: Plan, algorithm: str) -> str:
+    """The contract of a plan, with what the task itself says that both sides must have alike."""
+    own = getattr(plan.studies[algorithm].problem, "agreed", "")
+    return contract(plan.resolved, algorithm, own)
+
+
+def contract(resolved: dict[str, Any], algorithm: str, own: str = "") -> str:
     """A hash of what decides a client's answer: the task, the algorithm and its settings.
 
     Rounds, seeds, quorum, fleet and the test file are the server's alone. Where a file lies is each side's
     own affair; what is in it is not.
     """
     problem = {
-        key: value
+        key: placeless
         for key, value in resolved["problem"].items()
-        if not (key in ELSEWHERE and "/" in str(value)) and key not in OF_ONE_SIDE
+        for placeless in [_placeless(value)]
+        if not (key in ELSEWHERE and "/" in str(placeless)) and key not in OF_ONE_SIDE
     }
-    rule = {key: value for key, value in resolved["algorithms"][algorithm].items() if key != "invite"}
+    table = resolved["algorithms"][algorithm]
+    rule = {key: _placeless(value) for key, value in table.items() if key != "invite"}
     agreed = {
         "problem": problem,
         "rule": rule,
         "called": algorithm,
         **{k: resolved[k] for k in ("batch", "K")},
+        **({"own": own} if own else {}),
     }
+    code = code_of(resolved)
+    code["algorithms"] = {name: sha for name, sha in code["algorithms"].items() if name == rule["algorithm"]}
+    if any(code.values()):
+        agreed["code"] = code
     return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
+
+
+def _placeless(value: Any) -> Any:
+    reference = reference_in(value)
+    return value if reference is None else reference.bare
+
+
+CODE = (
+    "algorithms",
+    "problems",
+    "networks",
+    "datasets",
+)  # that both sides run; a fleet is the server's alone
+
+
+def code_of(resolved: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The hashes of the code that is not shipped, without where it lies."""
+    found: dict[str, dict[str, str]] = {group: {} for group in CODE}
+    for group, own in found.items():
+        for name, record in sorted(resolved.get("code", {}).get(group, {}).items()):
+            known = own.get(_placeless(name), "")  # of another file that is called the same
+            own[_placeless(name)] = known + record["sha256"]
+    return found
+
+
+OTHER_CODE = "other code"  # what a device says that does not have the server's
+
+
+def check_code_of(header: Header, resolved: dict[str, Any]) -> None:
+    """Refuse a server whose code is not this device's. Hashes alone are compared; no code comes or goes."""
+    mine = code_of(resolved)
+    try:
+        told = json.loads(str(header.get("code", "{}")))
+        theirs = [(group, name, str(sha)) for group in CODE for name, sha in told.get(group, {}).items()]
+    except (ValueError, AttributeError, RecursionError):
+        raise Refused("what the server says of its code cannot be read") from None
+    for group, name, sha in theirs:
+        if (here := mine[group].get(name)) != sha:
+            has = f"{here[:12]}..." if here else "nothing of that name"
+            raise Refused(f"{OTHER_CODE}: of {name[:80]} the server has {sha[:12]}..., this device {has}")

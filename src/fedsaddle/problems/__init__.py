@@ -8,6 +8,7 @@ from fedsaddle.problems.auc import AUC
 from fedsaddle.problems.exact import Bilinear, Quadratic, RobustLeastSquares, ToyWGAN, TwoSines
 from fedsaddle.problems.fair import Fair
 from fedsaddle.problems.gan import GAN
+from fedsaddle.problems.gmm import DeepGMM
 from fedsaddle.problems.groups import Groups
 from fedsaddle.problems.limits import Limits
 from fedsaddle.problems.partial_auc import PartialAUC
@@ -18,6 +19,7 @@ __all__ = [
     "GAN",
     "PROBLEMS",
     "Bilinear",
+    "DeepGMM",
     "Entry",
     "Fair",
     "Groups",
@@ -55,4 +57,5 @@ PROBLEMS = {
     "constrained": Entry(Limits, "limits on error rates (Neyman-Pearson, equalised odds), by multipliers"),
     "partial-auc": Entry(PartialAUC, "partial AUC: positives above the negatives that score highest (CVaR)"),
     "gan": Entry(GAN, "a generator against a discriminator, on pictures"),
+    "deep-gmm": Entry(DeepGMM, "instrumental variables: a response against a critic of its moments"),
 }

@@ -9,51 +9,44 @@ clients' rows. For fixed scores the saddle over (a, b, alpha) is p (1-p) (L - 1)
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedsaddle import networks
+from fedsaddle.blueprint import Blueprint, Piece
 from fedsaddle.core import Count, Pair, Range
 from fedsaddle.data import tables
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
+from fedsaddle.data.devices import DEVICES, Columns, Local, OnDevices
 from fedsaddle.data.federated import chunks
 from fedsaddle.data.partition import PARTITIONS, VALIDATION, divide, held_out, idle_dials
 from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.metric import Metric
-from fedsaddle.networks import Network
+from fedsaddle.networks import NETWORKS, Network, arguments_for, network_named
 from fedsaddle.problem import Batch, Counts, Facts, Federation, Measured
+from fedsaddle.problems.details import ranking_details
 from fedsaddle.ranges import Seed, check
 from fedsaddle.scores import auroc, average_precision
 
-NETWORKS = ("lenet5", "cifar-cnn", "logistic", "mlp")
-OF_A_FILE = (
-    "label",
-    "client",
-    "test",
-    "test_share",
-    "sha256",
-    "test_sha256",
-)  # dials without a named dataset's
-DEVICES = "devices"  # the partition of rows that are not here
+# Dials without a named dataset's:
+OF_A_FILE = ("label", "client", "test", "test_share", "sha256", "test_sha256")
 HARDLY = 0.6  # an AUC up to this is hardly better than guessing, 0.5; the authors give up there too
 METRICS = {
     "test_auc": Metric("high", rows="test", chance=HARDLY),
     "validation_auc": Metric("high", rows="validation", chance=HARDLY),
     "train_auc": Metric("high", rows="train", chance=HARDLY),
     "test_precision": Metric("high", rows="test"),
-    "loss": Metric("low", rows="train"),
+    "loss": Metric("neither", rows="train"),
     "grad_phi": Metric("low", rows="train"),
 }
 
 
 @dataclass(frozen=True)
-class AUC(Measured):
+class AUC(OnDevices, Measured):
     """One class of a dataset against all others, over clients that hold their own rows."""
 
     dataset: str = "digits"  # a name, or the path of a .csv or .npz file
@@ -74,9 +67,7 @@ class AUC(Measured):
     test_share: Annotated[float, Range(above=0, below=1)] = 0.2  # of the rows, if there is no second file
     sha256: str = ""  # if given, a file that has changed is refused
     test_sha256: str = ""
-    # Where rows are on devices: one device's own, and the part of positives in all.
-    _rows: list[Federation] = field(default_factory=list, init=False, repr=False, compare=False)
-    _part: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
+    _local: Local = field(default_factory=Local, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for what, given, known in (
@@ -97,11 +88,10 @@ class AUC(Measured):
             raise BadInput(wrong[0])
         if self.test_sha256 and not self.test:
             raise BadInput("test_sha256 is of a test file: give test too")
-        if self.away and (not tables.is_table(self.dataset) or self.test or self.validation_share):
+        if self.away and (self.test or self.validation_share):
             raise BadInput(
-                "with partition devices, dataset is a .csv or .npz file that the server and all devices "
-                "have: it says what the columns are, and the server tests by it; leave out test and "
-                "validation_share"
+                "with partition devices, dataset is what the server and all devices have: it says what the "
+                "columns are, and the server tests by it; leave out test and validation_share"
             )
         halves = {"training": self.data.labels, "test": self.data.test_labels}
         if self.validation_share:
@@ -124,7 +114,7 @@ class AUC(Measured):
             raise BadInput(
                 f"{self.network} takes images of {fits}, {self.dataset} has {shape}; try mlp or logistic"
             )
-        self.parts  # noqa: B018  a partition that cannot be made is refused here
+        self.parts, self.model  # noqa: B018  a partition or network that cannot be made is refused here
 
     @cached_property
     def data(self) -> Dataset:
@@ -153,33 +143,12 @@ class AUC(Measured):
 
     # --- rows on devices ---
 
-    @property
-    def away(self) -> bool:
-        return self.partition == DEVICES
+    def read(self, path: str) -> Columns:
+        found = super().read(path)
+        return {"input": found["input"], "positive": found["label"] == self.target}
 
-    def holding(self, client: int, path: str) -> AUC:
-        """The task with the rows of one client's file, whose columns are scaled as those of the dataset."""
-        if not self.away:
-            raise BadInput("an experiment whose devices have files of their own says partition = 'devices'")
-        rows, own = self._table(path), replace(self)
-        positive = rows.test_labels == rows.classes.index(self.data.classes[self.target])
-        own._rows.append(self._placeholders(client, rows.test_inputs, positive))
-        return own
-
-    def _placeholders(self, client: int, inputs: Tensor, positive: Tensor) -> Federation:
-        """One client's rows, and for each other client a row that nobody looks at."""
-        sizes = torch.ones(self.clients, dtype=torch.int64)
-        sizes[client] = len(inputs)
-
-        def filled(rows: Tensor) -> Tensor:
-            return torch.cat([rows[:1]] * client + [rows] + [rows[:1]] * (self.clients - client - 1))
-
-        return Federation({"input": filled(inputs), "positive": filled(positive)}, sizes)
-
-    def counts(self, client: int) -> Counts:
-        held = self.federation
-        begin, rows = int(held.offsets[client]), int(held.sizes[client])
-        return {"rows": rows, "positives": int(held.rows["positive"][begin : begin + rows].sum())}
+    def told(self, rows: Columns) -> Counts:
+        return {"positives": int(rows["positive"].sum())}
 
     def facts(self, counts: list[Counts]) -> Facts:
         rows, positives = (sum(one[key] for one in counts) for key in ("rows", "positives"))
@@ -192,7 +161,7 @@ class AUC(Measured):
     def learn(self, facts: Facts) -> None:
         if not 0 < facts["p"] < 1:
             raise BadInput(f"p must be between 0 and 1, got {facts['p']}")
-        self._part[:] = [facts["p"]]
+        self._local.facts = {"p": facts["p"]}
 
     @property
     def pinned(self) -> dict[str, str]:
@@ -263,8 +232,8 @@ class AUC(Measured):
 
     @cached_property
     def federation(self) -> Federation:
-        if self._rows:
-            return self._rows[0]
+        if self._local.rows is not None:
+            return self._local.rows
         order = torch.cat(self.parts)
         return Federation(
             rows={"input": self.data.inputs[order], "positive": self.data.labels[order] == self.target},
@@ -272,7 +241,7 @@ class AUC(Measured):
         )
 
     @cached_property
-    def _test(self) -> Federation:
+    def test_rows(self) -> Federation:
         return self._held_out(self.data.test_inputs, self.data.test_labels)
 
     @cached_property
@@ -287,7 +256,7 @@ class AUC(Measured):
     @property
     def p(self) -> float:
         """The part of positives, which a server can add up from two numbers of each client."""
-        return self._part[0] if self._part else self._counted
+        return self._local.facts.get("p") or self._counted
 
     @cached_property
     def _counted(self) -> float:
@@ -295,15 +264,25 @@ class AUC(Measured):
 
     @cached_property
     def model(self) -> Network:
-        outputs = 1 if self.scoring == "sigmoid" else 10
-        features = math.prod(self.data.inputs.shape[1:])
-        build = {
-            "lenet5": lambda: networks.lenet5(outputs),
-            "cifar-cnn": lambda: networks.cifar_cnn(outputs),
-            "logistic": lambda: networks.logistic(features, outputs),
-            "mlp": lambda: networks.mlp(features, outputs),
-        }[self.network]
-        return Network(build)
+        return network_named(self.network, tuple(self.data.inputs.shape[1:]), self._outputs)
+
+    @property
+    def _outputs(self) -> int:
+        return 1 if self.scoring == "sigmoid" else 10
+
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        """How the network is built, with what comes before and after it."""
+        outputs = {"sigmoid": "score", "release": "release"}[self.scoring]
+        if outputs == "release" and self.network == "lenet5":
+            outputs = "release-lenet5"
+        arguments = arguments_for(self.network, tuple(self.data.inputs.shape[1:]), self._outputs)
+        part = Piece(self.network, arguments, outputs)
+        return Blueprint({"score": part}, self.reader, positive=self.data.classes[self.target])
+
+    def models(self, z: Pair) -> dict[str, nn.Module]:
+        """What scores rows as they are in a file."""
+        return self.blueprint.whole({"score": self.model.at(z.x[:-2])})
 
     def scores(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The score of each row, between 0 and 1."""
@@ -346,17 +325,13 @@ class AUC(Measured):
     @property
     def metrics(self) -> dict[str, Metric]:
         absent = {"validation_auc": not self.validation_share, "grad_phi": not self.grad_phi}
-        return {
-            name: metric
-            for name, metric in METRICS.items()
-            if not absent.get(name) and (not self.away or metric.rows == "test")
-        }
+        return self.known({name: metric for name, metric in METRICS.items() if not absent.get(name)})
 
     def measure(self, z: Pair) -> dict[str, Tensor]:
         """AUC on both halves, average precision, the loss, and if asked for |grad Phi|."""
         rows = self.federation.to(z.x.device).rows
         train, positive = rows["input"], rows["positive"]
-        unseen = self._test.to(z.x.device).rows
+        unseen = self.test_rows.to(z.x.device).rows
         test, test_positive = self.all_scores(z.x, unseen["input"]), unseen["positive"]
         if self.away:
             return {
@@ -374,6 +349,8 @@ class AUC(Measured):
             "loss": self.objective(s, positive, z.x[-2], z.x[-1], z.y[0]).mean(),
         }
         return found | ({"grad_phi": self._slope(z, s).norm()} if self.grad_phi else {})
+
+    details = ranking_details
 
     def _slope(self, z: Pair, s: Tensor) -> Tensor:
         """The gradient of Phi = max_y f at x, where all training rows have these scores."""

@@ -9,37 +9,43 @@ class; with a large one the classes count the same.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from fedsaddle import networks
+from fedsaddle.blueprint import Blueprint, Piece
 from fedsaddle.core import Count, Pair
 from fedsaddle.data.datasets import Dataset, scaled
-from fedsaddle.data.federated import chunks, dataset_named, federate, test_rows
+from fedsaddle.data.devices import Columns, Local, OnDevices
+from fedsaddle.data.federated import chunks, dataset_of, federate, pinned_file, test_rows
 from fedsaddle.data.partition import idle_dials
-from fedsaddle.errors import without_effect
+from fedsaddle.errors import BadInput, without_effect
 from fedsaddle.metric import Metric
 from fedsaddle.networks import Network
-from fedsaddle.problem import Batch, Federation, Measured
+from fedsaddle.problem import Batch, Counts, Detail, Facts, Federation, Measured, client_means
 from fedsaddle.projections import simplex
 from fedsaddle.ranges import NotNegative, Seed, check
 
 
 @dataclass(frozen=True)
-class Fair(Measured):
+class Fair(OnDevices, Measured):
     """A classifier that is judged by its worst class."""
 
-    dataset: str = "digits"
+    dataset: str = "digits"  # a name, or the path of a .csv or .npz file
     clients: Count = 50
-    partition: str = "label"  # label, iid or dirichlet
+    partition: str = "label"  # label, iid or dirichlet; devices, if each holds rows of its own
     alpha: float = 0.5  # of dirichlet
     hidden: Count = 64
     penalty: NotNegative = 0.1
     seed: Seed = 0  # of the partition
+    # Of a file:
+    label: str = "label"  # the column of the classes
+    sha256: str = ""  # if given, a file that has changed is refused
+    _local: Local = field(default_factory=Local, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check(self)
@@ -48,11 +54,18 @@ class Fair(Measured):
     @property
     def notes(self) -> list[str]:
         """What was asked for and has no effect."""
-        return without_effect(self, idle_dials(self.partition))
+        idle = idle_dials(self.partition)
+        if not self.data.has_test:  # so that test rows are drawn
+            idle.pop("seed", None)
+        return without_effect(self, idle)
+
+    @property
+    def pinned(self) -> dict[str, str]:
+        return pinned_file(self.dataset, self.data)
 
     @cached_property
     def data(self) -> Dataset:
-        return dataset_named(self.dataset)
+        return dataset_of(self.dataset, self.label, self.sha256, self.partition, self.seed)
 
     @cached_property
     def classes(self) -> int:
@@ -60,12 +73,17 @@ class Fair(Measured):
 
     @cached_property
     def federation(self) -> Federation:
-        held = federate(self.data, self.partition, self.clients, self.alpha, self.seed)
-        size, label = held.sizes.repeat_interleave(held.sizes), held.rows["label"]
-        # A client divides by its rows and the server by the clients: `worth` takes both back and divides by
-        # the rows of the class. Then the mean over clients is sum_c y_c L_c, whoever holds which class.
-        worth = size * len(held) / torch.bincount(label)[label]
-        return Federation({**held.rows, "worth": worth}, held.sizes)
+        held = self._local.rows or federate(self.data, self.partition, self.clients, self.alpha, self.seed)
+        count = torch.bincount(held.rows["label"], minlength=self.classes)
+        return Federation({**held.rows, "worth": self._worth(held, len(held), count)}, held.sizes)
+
+    def _worth(self, held: Federation, clients: int, count: Tensor) -> Tensor:
+        """What each row counts, where all clients together have so many rows of each class.
+
+        A client divides by its rows and the server by the clients: this takes both back and divides by the
+        rows of the class. Then the mean over clients is sum_c y_c L_c, whoever holds which class.
+        """
+        return held.sizes.repeat_interleave(held.sizes) * clients / count[held.rows["label"]]
 
     @cached_property
     def model(self) -> Network:
@@ -106,7 +124,7 @@ class Fair(Measured):
         train, test = (rows.to(z.x.device).rows for rows in (self.federation, self.test))
         losses, _ = self.by_class(z.x, train)
         test_losses, errors = self.by_class(z.x, test)
-        return {
+        found = {
             "worst_accuracy": 1 - errors.max(),
             "test_accuracy": 1 - errors[test["label"]].mean(),
             "worst_loss": test_losses.max(),
@@ -114,14 +132,61 @@ class Fair(Measured):
             "loss": z.y @ losses - self.price(z.y),
             "largest_weight": z.y.max(),
         }
+        return self.seen(found)
 
     @property
     def metrics(self) -> dict[str, Metric]:
-        return {
+        found = {
             "worst_accuracy": Metric("high", rows="test"),
             "test_accuracy": Metric("high", rows="test", chance=self.data.majority),
             "worst_loss": Metric("low", rows="test"),
             "train_worst_loss": Metric("low", rows="train"),
-            "loss": Metric("low", rows="train"),
-            "largest_weight": Metric("low", rows="none"),
+            "loss": Metric("neither", rows="train"),
+            "largest_weight": Metric("neither", rows="none"),
         }
+        return self.known(found)
+
+    def details(self, z: Pair) -> dict[str, Detail]:
+        """Each class, with the weight that y gives it; and each client's loss, by its own rows."""
+        held, test = (rows.to(z.x.device) for rows in (self.federation, self.test))
+        losses, errors = self.by_class(z.x, test.rows)
+        own = losses[held.rows["label"]]  # what a client's classes cost on rows that nobody has seen
+        classes = {"class": list(self.data.classes), "test accuracy": (1 - errors).tolist()}
+        clients = client_means(held, own, "test loss of its classes")
+        return {
+            "Classes": Detail("bars", {**classes, "weight": z.y.tolist()}),
+            "Clients": Detail("clients", clients, better="low"),
+        }
+
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        """How the network is built, with what comes before and after it."""
+        features = math.prod(self.data.inputs.shape[1:])
+        sizes = {"features": features, "outputs": self.classes, "hidden": self.hidden}
+        return Blueprint({"classifier": Piece("mlp", sizes, "probabilities")}, self.reader)
+
+    def models(self, z: Pair) -> dict[str, nn.Module]:
+        """What gives a row, as it is in a file, the probabilities of its classes."""
+        return self.blueprint.whole({"classifier": self.model.at(z.x)})
+
+    def told(self, rows: Columns) -> Counts:
+        """What a device tells of its rows."""
+        count = torch.bincount(rows["label"], minlength=self.classes)
+        return {f"class {number}": rows for number, rows in enumerate(count.tolist())}
+
+    def facts(self, counts: list[Counts]) -> Facts:
+        """What follows from what all devices tell."""
+        totals = {key: float(sum(one[key] for one in counts)) for key in counts[0] if key != "rows"}
+        return {"devices": float(len(counts)), **totals}
+
+    def learn(self, facts: Facts) -> None:
+        """Go by it: each row of a device has its worth."""
+        told = [facts["devices"], *(facts[f"class {number}"] for number in range(self.classes))]
+        if not all(0 <= one < 2**53 and one == int(one) for one in told) or not 0 < told[0] <= self.clients:
+            raise BadInput(f"devices and their rows must be whole numbers, got {told}")
+        if facts != self._local.facts:
+            # A device that joins later may have rows of a class that nobody had.
+            own = torch.tensor(list(self.told(self._own_rows()).values()))
+            count = torch.maximum(torch.tensor(told[1:]).long(), own)
+            self.federation.rows["worth"].copy_(self._worth(self.federation, int(told[0]), count))
+            self._local.facts = facts

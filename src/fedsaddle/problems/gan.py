@@ -6,35 +6,42 @@ y ascends f. What x descends is a named objective:
 
     saturating        f itself, the paper's minimax problem; its slope vanishes where D is sure of itself
     non-saturating    -E log sigma(D(G(w))), which the authors' release descends: a game without a common loss
+    wasserstein       another f, E D(a) - E D(G(w)), of which y also pays a penalty (Gulrajani 2017):
 
-The noise of a batch is drawn from its key, one vector for each of its rows, and both players use it. So two
-gradients on the same xi share all their randomness, as the corrections of CDMA need; the release draws the
-generator's noise anew. Batch normalisation uses the batch's own statistics, in training and when pictures
-are made to be judged (a hundred at a time); a full local gradient takes all rows of a client as one batch.
+    penalty E(|grad D(m)| - 1)^2,        m = u a + (1 - u) G(w), u ~ U[0, 1]
+
+The noise of a batch is drawn from its key, one vector for each of its rows, and both players use it; so are
+the u. So two gradients on the same xi share all their randomness, as the corrections of CDMA need; the
+release draws the generator's noise anew. Batch normalisation uses the batch's own statistics, in training and
+when pictures are made to be judged (a hundred at a time); a full local gradient takes all rows of a client as
+one batch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from fedsaddle import draws, judges, networks, scores
+from fedsaddle.blueprint import Blueprint, Piece
 from fedsaddle.core import Count, Pair, Range
 from fedsaddle.data import celeba
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
+from fedsaddle.data.devices import DEVICES, Columns, Local, OnDevices
 from fedsaddle.data.partition import divide, idle_dials
 from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.judges import Judge
 from fedsaddle.metric import Metric
-from fedsaddle.networks import NOISE, Network
+from fedsaddle.networks import NOISE, BatchNorm, Network
 from fedsaddle.problem import Batch, Federation
-from fedsaddle.ranges import Seed, check
+from fedsaddle.ranges import Above0, Seed, check
 
 
 def logsigmoid(logits: Tensor) -> Tensor:
@@ -42,11 +49,27 @@ def logsigmoid(logits: Tensor) -> Tensor:
     return -softplus(-logits)
 
 
-# What x descends, as a function of D's logits of generated pictures.
+class Objective(NamedTuple):
+    """What the players play for, as functions of D's outputs."""
+
+    real: Callable[[Tensor], Tensor]  # f is this of the real pictures
+    fake: Callable[[Tensor], Tensor]  # and this of the generated ones
+    descends: Callable[[Tensor], Tensor]  # x, of the generated ones
+    bounded: bool = False  # whether D's slope is penalised
+
+
 OBJECTIVES = {
-    "saturating": lambda logits: logsigmoid(-logits),
-    "non-saturating": lambda logits: -logsigmoid(logits),
+    "saturating": Objective(
+        logsigmoid, lambda logits: logsigmoid(-logits), lambda logits: logsigmoid(-logits)
+    ),
+    "non-saturating": Objective(
+        logsigmoid, lambda logits: logsigmoid(-logits), lambda logits: -logsigmoid(logits)
+    ),
+    "wasserstein": Objective(
+        lambda outputs: outputs, lambda outputs: -outputs, lambda outputs: -outputs, True
+    ),
 }
+MIXTURE = 1 << 40  # what a batch's key is folded with for the u; the noise is numbered from 0
 PLAYERS = {  # generator, discriminator, and the pictures they are for
     "digits": (networks.digits_generator, networks.digits_discriminator, (1, 8, 8)),
     "mnist": (networks.mnist_generator, networks.mnist_discriminator, (1, 28, 28)),
@@ -54,29 +77,32 @@ PLAYERS = {  # generator, discriminator, and the pictures they are for
 }
 DATA = ("digits", "mnist", "fashion-mnist", "celeba")
 JUDGES = ("small", "resnet18", "inception")
-GAN_PARTITIONS = ("label", "iid", "dirichlet")
+GAN_PARTITIONS = ("label", "iid", "dirichlet", DEVICES)
 PICTURES_TOGETHER = 100  # pictures that are made together, as in the release: they share batch statistics
 LOSS_ROWS = 1_000  # of the test rows and of the generated pictures, that the losses are judged by
 SHOWN = 64  # pictures in a grid
+NO_SLOPE = 1e-12  # added to a squared one, so that its root has a slope at 0
 TABLE = 1 << 33  # what the noise of an evaluation is drawn for; the partitions' draws are numbered from 0
 
 
 @dataclass(frozen=True)
-class GAN:
+class GAN(OnDevices):
     """A generator and a discriminator, over clients that hold their own pictures."""
 
     dataset: str = "digits"  # digits, mnist, fashion-mnist or celeba
     clients: Count = 50
-    partition: str = "label"  # label (in celeba, whose face it is), iid or dirichlet
+    partition: str = "label"  # label (in celeba, whose face it is), iid, dirichlet or devices
     alpha: float = 0.5  # of dirichlet
     network: str = "digits"  # digits, mnist or dcgan
-    objective: Literal["saturating", "non-saturating"] = "saturating"
+    objective: Literal["saturating", "non-saturating", "wasserstein"] = "saturating"
+    penalty: Above0 = 10.0  # of wasserstein: what y pays for a slope of D that is not 1
     judge: str = "small"  # small, resnet18 or inception
     splits: Literal["disjoint", "nested"] = "disjoint"  # of the Inception Score
     samples: Annotated[int, Range(least=PICTURES_TOGETHER, most=10**6)] = 10_000  # pictures that are judged
     seed: Seed = 0  # of the partition
     path: str = ""  # of CelebA's folder; by default, celeba in the data cache
     inception: str = ""  # a TorchScript file; by default, what `fedsaddle data inception` gets
+    _local: Local = field(default_factory=Local, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for what, given, known in (
@@ -87,7 +113,7 @@ class GAN:
             ("judge", self.judge, JUDGES),
             ("splits", self.splits, scores.SPLITS),
         ):
-            if given not in known:
+            if given not in known and not (what == "dataset" and ":" in given and given in DATASETS):
                 raise unknown(what, given, known)
         check(self)
         if self.judge != "inception" and (self.dataset, self.judge) not in judges.RECIPES:
@@ -98,6 +124,12 @@ class GAN:
         if fits != shape:
             raise BadInput(f"network {self.network} makes pictures of {fits}, {self.dataset} has {shape}")
         self.parts  # noqa: B018  a partition that cannot be made is refused here
+        if self.rule.bounded and any(isinstance(layer, BatchNorm) for layer in self.D.module.modules()):
+            able = [name for name in PLAYERS if name != self.network]
+            raise BadInput(
+                f"objective {self.objective} penalises D's slope at each picture, but the discriminator of "
+                f"{self.network} normalises batches, so that it depends on the others; try {', '.join(able)}"
+            )
         self.G, self.D  # noqa: B018  made now: inside a gradient no parameter can be
 
     @property
@@ -112,6 +144,8 @@ class GAN:
         idle = idle_dials(self.partition)
         if self.dataset != "celeba":
             idle["path"] = f"it is of celeba, not of {self.dataset}"
+        if not self.rule.bounded:
+            idle["penalty"] = f"it is of objective wasserstein, not of {self.objective}"
         if self.judge == "inception":
             idle["splits"] = "judge inception gives no Inception Score"
         else:
@@ -124,12 +158,20 @@ class GAN:
     def data(self) -> Dataset:
         return celeba.celeba(self.path) if self.dataset == "celeba" else DATASETS[self.dataset]()
 
+    def read(self, path: str) -> Columns:
+        """A device's pictures, whatever its file says of classes."""
+        return {"real": self.reader.rows(path)}
+
     @cached_property
     def parts(self) -> list[Tensor]:
+        if self.away:
+            return [torch.arange(1)] * self.clients  # nobody looks at them
         return divide(self.data.labels, self.partition, self.clients, self.alpha, self.seed, None)
 
     @cached_property
     def federation(self) -> Federation:
+        if self._local.rows is not None:
+            return self._local.rows
         sizes = torch.tensor([len(part) for part in self.parts])
         return Federation(rows={"real": self.data.inputs[torch.cat(self.parts)]}, sizes=sizes)
 
@@ -142,6 +184,10 @@ class GAN:
     @cached_property
     def D(self) -> Network:
         return Network(PLAYERS[self.network][1])
+
+    @property
+    def rule(self) -> Objective:
+        return OBJECTIVES[self.objective]
 
     def init(self, seed: int) -> Pair:
         """Xavier's weights in linear and transposed layers, but not in dcgan; PyTorch's own elsewhere."""
@@ -158,16 +204,30 @@ class GAN:
         noise = self.noise(xi, z.x)
 
         def ascends(y: Tensor) -> tuple[Tensor, Tensor]:
-            def descends(x: Tensor) -> tuple[Tensor, Tensor]:
-                on_fake = self.D(y, self.G(x, noise, weight), weight).squeeze(1)
-                return xi.mean(OBJECTIVES[self.objective](on_fake)), on_fake
+            def descends(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+                fake = self.G(x, noise, weight)
+                on_fake = self.D(y, fake, weight).squeeze(1)
+                return xi.mean(self.rule.descends(on_fake)), (on_fake, fake)
 
-            slope, on_fake = torch.func.grad(descends, has_aux=True)(z.x)
-            right = logsigmoid(self.D(y, real, weight).squeeze(1)) + logsigmoid(-on_fake)
+            slope, (on_fake, fake) = torch.func.grad(descends, has_aux=True)(z.x)
+            right = self.rule.real(self.D(y, real, weight).squeeze(1)) + self.rule.fake(on_fake)
+            if self.rule.bounded:
+                right = right - self.penalty * self.steepness(y, self.between(xi, real, fake), weight)
             return xi.mean(right), slope
 
         climb, slope = torch.func.grad(ascends, has_aux=True)(z.y)
         return Pair(slope, climb)
+
+    def between(self, xi: Batch, real: Tensor, fake: Tensor) -> Tensor:
+        """A picture for each row, somewhere between the real and the generated one."""
+        u = draws.uniform(draws.fold(xi.key, MIXTURE), len(xi.weight)).to(real.dtype)[:, None, None, None]
+        return u * real + (1 - u) * fake
+
+    def steepness(self, y: Tensor, pictures: Tensor, weight: Tensor) -> Tensor:
+        """How far D's slope at each picture is from 1, squared."""
+        slopes = torch.func.grad(lambda pictures: self.D(y, pictures, weight).sum())(pictures)
+        norms: Tensor = (slopes.flatten(1).square().sum(1) + NO_SLOPE).sqrt()
+        return (norms - 1).square()
 
     # --- what it has learnt ---
 
@@ -177,10 +237,29 @@ class GAN:
         noise = (2 * draws.uniform(key, count, NOISE) - 1).to(x.dtype)
         return [self.G(x, some, _equal(some)) for some in noise.split(PICTURES_TOGETHER)]
 
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        """How both networks are built, with what comes before and after them."""
+        parts = {
+            "generator": Piece(f"{self.network}-generator", {}, "picture", noise=NOISE),
+            "discriminator": Piece(f"{self.network}-discriminator", {}, "logit"),
+        }
+        return Blueprint(parts, self.reader, together=PICTURES_TOGETHER)
+
+    def models(self, z: Pair) -> dict[str, nn.Module]:
+        """What makes pictures in [-1, 1] of noise, and what gives one in bytes the logit of being real."""
+        return self.blueprint.whole({"generator": self.G.at(z.x), "discriminator": self.D.at(z.y)})
+
     def pictures(self, z: Pair) -> dict[str, Tensor]:
         """The first generated pictures, as bytes."""
         fake = self.generate(z.x, PICTURES_TOGETHER)[0][:SHOWN]
         return {"samples": ((fake + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)}
+
+    def originals(self) -> dict[str, Tensor]:
+        """As many real pictures, evenly chosen from the test rows, to be laid beside the generated ones."""
+        rows = self.data.test_inputs
+        real = scaled(rows[torch.arange(SHOWN) * len(rows) // SHOWN], torch.float32)
+        return {"samples": ((real + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)}
 
     @cache  # noqa: B019  a problem lives as long as its program
     def _judge(self, device: torch.device) -> tuple[Judge, scores.Moments]:
@@ -197,7 +276,10 @@ class GAN:
         found = {"fid": distance}
         if self.judge != "inception":
             found = {"inception_score": Metric("high", rows="none"), "frechet": distance}
-        return found | {"f": Metric("low", rows="test"), "generator_loss": Metric("low", rows="none")}
+        return found | {
+            "f": Metric("neither", rows="test"),
+            "generator_loss": Metric("neither", rows="none"),
+        }
 
     def evaluate(self, z: Pair) -> dict[str, float]:
         """Inception Score and Frechet distance by a classifier, or FID by Inception; both players' losses."""
@@ -221,8 +303,8 @@ class GAN:
             for rows in (real, fake)
         )
         return {
-            "f": float(logsigmoid(on_real).mean() + logsigmoid(-on_fake).mean()),
-            "generator_loss": float(OBJECTIVES[self.objective](on_fake).mean()),
+            "f": float(self.rule.real(on_real).mean() + self.rule.fake(on_fake).mean()),
+            "generator_loss": float(self.rule.descends(on_fake).mean()),
         }
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,12 +21,13 @@ from fedsaddle.core import Pair
 from fedsaddle.data.datasets import scaled
 from fedsaddle.errors import BadInput
 from fedsaddle.metric import Metric
-from fedsaddle.problem import Batch
+from fedsaddle.problem import Batch, Detail, client_means
 from fedsaddle.problems.tabled import Cells, Tabled
 from fedsaddle.projections import simplex
 from fedsaddle.ranges import NotNegative
 
 CLIENT = "client"
+MOST_BARS = 40  # groups that can be told apart as bars
 
 
 @dataclass(frozen=True)
@@ -162,9 +164,20 @@ class Groups(Tabled):
             "train_worst_accuracy": Metric("high", rows="train"),
             "train_worst_loss": Metric("low", rows="train"),
             "phi": Metric("low", rows="train"),
-            "loss": Metric("low", rows="train"),
-            "largest_weight": Metric("low", rows="none"),
+            "loss": Metric("neither", rows="train"),
+            "largest_weight": Metric("neither", rows="none"),
         }
         if not self.judged:
             found = {k: v for k, v in found.items() if v.rows != "test" or k == "test_accuracy"}
         return found
+
+    def details(self, z: Pair) -> dict[str, Detail]:
+        """Each group, with the weight that y gives it; and each client, by its own rows."""
+        held, test = (rows.to(z.x.device) for rows in (self.federation, self.test))
+        _, wrong, _ = self.by_group(z.x, test.rows if self.judged else held.rows)
+        which = "test accuracy" if self.judged else "training accuracy"
+        groups = {"group": list(self.known[0]), which: (1 - wrong).tolist(), "weight": z.y.tolist()}
+        right = self.output(z.x, held.rows["input"]).argmax(1) == held.rows["label"]
+        clients = client_means(held, right, "training accuracy")
+        kind: Literal["bars", "clients"] = "bars" if len(wrong) <= MOST_BARS else "clients"
+        return {"Groups": Detail(kind, groups), "Clients": Detail("clients", clients)}

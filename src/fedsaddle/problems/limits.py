@@ -206,6 +206,6 @@ class Limits(Tabled):
             "soft_violation": Metric("low", rows="train"),
             **{name: Metric("low", rows="test") for name in rates},
             "phi": Metric("low", rows="train"),
-            "loss": Metric("low", rows="train"),
-            "largest_multiplier": Metric("low", rows="none"),
+            "loss": Metric("neither", rows="train"),
+            "largest_multiplier": Metric("neither", rows="none"),
         }

@@ -37,7 +37,8 @@ from fedsaddle.core import Pair, Range
 from fedsaddle.data.datasets import scaled
 from fedsaddle.errors import BadInput, unknown
 from fedsaddle.metric import Metric
-from fedsaddle.problem import Batch
+from fedsaddle.problem import Batch, Detail
+from fedsaddle.problems.details import client_ranking, tested_ranking
 from fedsaddle.problems.tabled import Cells, Tabled
 from fedsaddle.projections import box
 from fedsaddle.scores import auroc, partial_auroc
@@ -124,8 +125,8 @@ class PartialAUC(Tabled):
             "test_auc": Metric("high", rows="test", chance=0.5),
             "train_pauc": Metric("high", rows="train", chance=guess),
             "surrogate": Metric("low", rows="train"),
-            "loss": Metric("low", rows="train"),
-            "alarm_rate": Metric("low", rows="none"),
+            "loss": Metric("neither", rows="train"),
+            "alarm_rate": Metric("neither", rows="none"),
         }
 
     def measure(self, z: Pair) -> dict[str, Tensor]:
@@ -144,3 +145,12 @@ class PartialAUC(Tabled):
             "loss": loss,
             "alarm_rate": ((s > t) & ~positive).sum() / zeros,
         }
+
+    def details(self, z: Pair) -> dict[str, Detail]:
+        """The ROC curve and the scores of test rows; and how well each client's rows are ranked."""
+        held, test = (rows.to(z.x.device) for rows in (self.federation, self.test))
+        weights = z.x[: self.model.size]
+        s, unseen = (
+            torch.sigmoid(self.output(weights, half.rows["input"]).squeeze(1)) for half in (held, test)
+        )
+        return tested_ranking(unseen, test.rows["positive"]) | client_ranking(held, s)

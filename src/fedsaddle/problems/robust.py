@@ -12,7 +12,7 @@ The robust loss is max_y f(x, y) over given rows, found by gradient ascent: see 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
@@ -21,18 +21,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsaddle import draws, networks
+from fedsaddle.blueprint import Blueprint, Piece
 from fedsaddle.core import Count, Pair
 from fedsaddle.data.datasets import Dataset, scaled
-from fedsaddle.data.federated import chunks, dataset_named, federate, test_rows
+from fedsaddle.data.devices import Columns, Local, OnDevices
+from fedsaddle.data.federated import chunks, dataset_of, federate, pinned_file, test_rows
 from fedsaddle.data.partition import idle_dials
 from fedsaddle.errors import BadInput, without_effect
 from fedsaddle.metric import Metric
 from fedsaddle.networks import Network
-from fedsaddle.problem import Batch, Federation, Measured
+from fedsaddle.problem import Batch, Detail, Federation, Measured, client_means
 from fedsaddle.projections import ball, box
 from fedsaddle.ranges import Above0, CountOr0, NotNegative, Seed, check
 
-Columns = dict[str, Tensor]
 RESTARTS = 1 << 33  # what the draws of starting points are for; partitions number theirs from 0
 
 
@@ -45,12 +46,12 @@ class Worst(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Robust(Measured):
+class Robust(OnDevices, Measured):
     """A classifier that must bear one perturbation of all its inputs."""
 
-    dataset: str = "digits"
+    dataset: str = "digits"  # a name, or the path of a .csv or .npz file
     clients: Count = 50
-    partition: str = "label"  # label, iid or dirichlet
+    partition: str = "label"  # label, iid or dirichlet; devices, if each holds rows of its own
     alpha: float = 0.5  # of dirichlet
     hidden: Count = 200
     penalty: NotNegative = 0.002  # lambda, in (lambda / 2) |y|^2
@@ -65,6 +66,10 @@ class Robust(Measured):
     epsilon: NotNegative = 0.1
     steps: Count = 10
     norm: Literal["linf", "l2"] = "linf"
+    # Of a file:
+    label: str = "label"  # the column of the classes
+    sha256: str = ""  # if given, a file that has changed is refused
+    _local: Local = field(default_factory=Local, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check(self)
@@ -80,17 +85,21 @@ class Robust(Measured):
     def notes(self) -> list[str]:
         """What was asked for and has no effect."""
         idle = idle_dials(self.partition)
-        if self.restarts:  # from points that are drawn
+        if self.restarts or not self.data.has_test:  # from points that are drawn; or test rows are
             idle.pop("seed", None)
         return without_effect(self, idle)
 
     @cached_property
     def data(self) -> Dataset:
-        return dataset_named(self.dataset)
+        return dataset_of(self.dataset, self.label, self.sha256, self.partition, self.seed)
+
+    @property
+    def pinned(self) -> dict[str, str]:
+        return pinned_file(self.dataset, self.data)
 
     @cached_property
     def federation(self) -> Federation:
-        return federate(self.data, self.partition, self.clients, self.alpha, self.seed)
+        return self._local.rows or federate(self.data, self.partition, self.clients, self.alpha, self.seed)
 
     @cached_property
     def features(self) -> int:
@@ -99,6 +108,16 @@ class Robust(Measured):
     @cached_property
     def model(self) -> Network:
         return Network(lambda: networks.mlp(self.features, len(self.data.classes), self.hidden))
+
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        """How the network is built, with what comes before and after it."""
+        sizes = {"features": self.features, "outputs": len(self.data.classes), "hidden": self.hidden}
+        return Blueprint({"classifier": Piece("mlp", sizes, "probabilities")}, self.reader)
+
+    def models(self, z: Pair) -> dict[str, nn.Module]:
+        """What gives a row, as it is in a file, the probabilities of its classes."""
+        return self.blueprint.whole({"classifier": self.model.at(z.x)})
 
     def init(self, seed: int) -> Pair:
         """PyTorch's initialisation of the network, and y = 0."""
@@ -211,15 +230,25 @@ class Robust(Measured):
 
     @property
     def metrics(self) -> dict[str, Metric]:
-        return {
+        found = {
             "robust_loss": Metric("low", rows="test"),
             "train_robust_loss": Metric("low", rows="train"),
             "test_accuracy": Metric("high", rows="test", chance=self.data.majority),
             "robust_accuracy": Metric("high", rows="test"),
             "pgd_accuracy": Metric("high", rows="test"),
-            "y_norm": Metric("low", rows="none"),
-            "loss": Metric("low", rows="train"),
+            "y_norm": Metric("neither", rows="none"),
+            "loss": Metric("neither", rows="train"),
         }
+        return self.known(found)
+
+    def details(self, z: Pair) -> dict[str, Detail]:
+        """How each client's rows fare, moved by y."""
+        held = self.federation.to(z.x.device)
+        rows = chunks(held.rows["input"], held.rows["label"])
+        right = torch.cat(
+            [self.model(z.x, scaled(some, z.x.dtype).flatten(1) + z.y).argmax(1) == own for some, own in rows]
+        )
+        return {"Clients": Detail("clients", client_means(held, right, "training accuracy under y"))}
 
     def measure(self, z: Pair) -> dict[str, Tensor]:
         """The robust losses, accuracies on test rows as they are, moved by the worst y, and under PGD."""
@@ -232,7 +261,7 @@ class Robust(Measured):
         for inputs, label in chunks(train["input"], train["label"]):
             outputs = self.model(z.x, scaled(inputs, z.x.dtype).flatten(1) + z.y)
             harm.append(cross_entropy(outputs, label, reduction="none"))
-        return {
+        found = {
             "robust_loss": worst.loss,
             "train_robust_loss": self.worst(z, train).loss,
             "test_accuracy": torch.cat(right).float().mean(),
@@ -241,3 +270,4 @@ class Robust(Measured):
             "y_norm": z.y.norm(),
             "loss": torch.cat(harm).mean() - self.penalty / 2 * z.y.square().sum(),
         }
+        return self.seen(found)

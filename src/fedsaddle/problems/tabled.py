@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedsaddle import networks
+from fedsaddle.blueprint import Blueprint, Piece
 from fedsaddle.core import Count, Pair
 from fedsaddle.data.datasets import Dataset, scaled
 from fedsaddle.data.federated import chunks, dataset_named
 from fedsaddle.data.partition import divide, idle_dials, in_pieces
+from fedsaddle.data.reading import Reader
 from fedsaddle.errors import unknown, without_effect
-from fedsaddle.networks import Network
+from fedsaddle.networks import NETWORKS, Network
 from fedsaddle.problem import Federation, Measured
 from fedsaddle.ranges import CountOr0, Seed, check
 
@@ -120,16 +121,24 @@ class Tabled(Measured):
 
     @cached_property
     def model(self) -> Network:
-        features, outputs = math.prod(self.data.inputs.shape[1:]), self.outputs
-        if self.network == "logistic":
-            return Network(lambda: networks.logistic(features, outputs))
-        return Network(lambda: networks.mlp(features, outputs, self.hidden))
+        return Network(partial(NETWORKS[self.network], **self._arguments))
+
+    @property
+    def _arguments(self) -> dict[str, int]:
+        own = {"hidden": self.hidden} if self.network == "mlp" else {}
+        return {"features": math.prod(self.data.inputs.shape[1:]), "outputs": self.outputs, **own}
+
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        """How the network is built, with what comes before and after it."""
+        outputs = "score" if self.outputs == 1 else "probabilities"
+        part = Piece(self.network, self._arguments, outputs)
+        positive = self.data.classes[self.target] if self.outputs == 1 else None
+        return Blueprint({"classifier": part}, Reader.of(self.data), positive)
 
     def models(self, z: Pair) -> dict[str, nn.Module]:
-        """The classifier: of scaled inputs its outputs are logarithms of odds."""
-        module = self.model.build()
-        nn.utils.vector_to_parameters(z.x[: self.model.size].detach().cpu().float(), module.parameters())
-        return {"classifier": module.requires_grad_(False).eval()}
+        """What gives a row, as it is in a file, the probability of each class, or of the one to be found."""
+        return self.blueprint.whole({"classifier": self.model.at(z.x[: self.model.size])})
 
     def output(self, weights: Tensor, inputs: Tensor) -> Tensor:
         """The network's outputs (row, output) for many rows."""

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedsaddle.errors import BadInput, is_machines
+from fedsaddle.report.comparing import Finding, findings
 from fedsaddle.report.figures import draw, draw_heat_map
 from fedsaddle.report.page import GENERATOR, page
 from fedsaddle.report.reading import Run, Series, all_metrics, read_runs
-from fedsaddle.report.statistics import Finding, curve, findings, spread
+from fedsaddle.report.statistics import curve, spread
 from fedsaddle.report.sweeps import families_of, file_of, main_series
 from fedsaddle.runs import write_atomically
 
@@ -75,19 +76,22 @@ def _csv(rows: Iterable[Iterable[object]]) -> bytes:
     return text.getvalue().encode()
 
 
+AGAINST = ("rival", "common_seeds", "difference", "p_value", "p_holm", "unequal")
+
+
 def _summary(series: Sequence[Series], metrics: Sequence[str]) -> Iterable[list[object]]:
     measured = ("final", "best", "area", "floats_up", "late", "seconds")
     header = ["metric", "algorithm", "seeds", "seeds_alive", "rounds", "rounds_reached"]
     header += [f"{name}_{what}" for name in measured for what in ("mean", "std")]
-    yield [*header, "abandoned", "diverged", "collapsed", "rival", "common_seeds", "difference", "p_value"]
+    yield [*header, "abandoned", "diverged", "collapsed", "standing", *AGAINST]
     for metric in metrics:
         for one in findings(series, metric):
             values = [spread(list(getattr(one, name).values())) for name in measured]
             yield [
                 *(metric, one.label, one.seeds, len(one.final), one.rounds, one.reached),
                 *(cell for value in values for cell in ((value.mean, value.std) if value else ("", ""))),
-                *(one.abandoned, one.diverged, one.collapsed),
-                *(one.against or [""] * 4),
+                *(one.abandoned, one.diverged, one.collapsed, one.standing),
+                *(one.against or [""] * len(AGAINST)),
             ]
 
 

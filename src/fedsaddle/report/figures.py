@@ -6,28 +6,42 @@ import math
 import warnings
 from collections.abc import Sequence
 from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 
 from fedsaddle.report.reading import Series
-from fedsaddle.report.statistics import curve, ended, frame
+from fedsaddle.report.statistics import curve, ended, frame, scale_of
 from fedsaddle.report.sweeps import Family, value_of
 
 matplotlib.use("Agg")  # no screen is needed to write a file
 
 from matplotlib import pyplot as plt
 
-AXES = {"floats_up": "floats sent up", "round": "rounds", "time_simulated": "simulated seconds"}
+AXES = {
+    "floats_up": "floats sent up",
+    "round": "rounds",
+    "time_simulated": "simulated seconds",
+}
+
+
+FEW_BANDS = 4  # algorithms whose bands do not hide each other
 
 
 def draw(series: Sequence[Series], metric: str, path: Path) -> None:
-    """A line for each mean, a band from the lowest seed to the highest, a cross where a seed diverged."""
+    """A line for each mean, a band of one standard deviation about it, a cross where a seed diverged."""
     curves = {one.label: curve(one, metric) for one in series}
     places = [place for some in curves.values() for place in some]
-    shown = frame(series[0].metrics[metric], curves.values())
+    meant = series[0].metrics[metric]
+    shown, scale = frame(meant, curves.values()), scale_of(meant, curves.values())
+    # An error of 0 has no place on a logarithmic axis: it is drawn below the smallest there is.
+    errors = [1 - place.values.mean for place in places if place.values.mean < 1]
+    floor = min(errors, default=1e-3) / 2
+
+    def height(value: float) -> float:
+        return max(1 - value, floor) if scale == "error" else min(value, shown.high)
+
     axes = {
         column: name
         for column, name in AXES.items()
@@ -40,20 +54,19 @@ def draw(series: Sequence[Series], metric: str, path: Path) -> None:
         for one in series:
             some = curves[one.label]
             xs = [getattr(place, column) for place in some]
-            mean, low, high = (
-                [min(value(place), shown.high) for place in some]
-                for value in map(attrgetter, ("values.mean", "low", "high"))
-            )
-            line: Any = panel.plot(xs, mean, label=_plain(one.label))[0]
-            panel.fill_between(xs, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+            line: Any = panel.plot(xs, [height(p.values.mean) for p in some], label=_plain(one.label))[0]
+            low, high = ([height(place.band[end]) for place in some] for end in (0, 1))
+            if scale == "log":  # what lies below 0 goes to the lowest value that there is
+                low = [max(value, shown.low) for value in low]
+            alpha = 0.15 if len(series) <= FEW_BANDS else 0.07
+            panel.fill_between(xs, low, high, color=line.get_color(), alpha=alpha, linewidth=0)
             for end in filter(None, map(ended, one.lanes)):
-                height = min(end.metrics[metric], shown.high)
-                panel.plot(getattr(end, column), height, "x", color=line.get_color())
+                panel.plot(getattr(end, column), height(end.metrics[metric]), "x", color=line.get_color())
         panel.set_xlabel(name)
         panel.grid(alpha=0.3)
-        if shown.over_decades:
+        if scale != "linear":
             panel.set_yscale("log")
-    panels[0][0].set_ylabel(_plain(metric))
+    panels[0][0].set_ylabel(_plain(f"1 - {metric}" if scale == "error" else metric))
     lines, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(lines, labels, loc="outside right upper", fontsize="small")
     _save(figure, path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,17 +13,11 @@ from typing import Any
 
 from fedsaddle import __version__
 from fedsaddle.metric import Metric
-from fedsaddle.report.reading import Lane, Pictures, Run, Series, all_metrics
-from fedsaddle.report.statistics import (
-    Finding,
-    Place,
-    Spread,
-    budget,
-    curve,
-    findings,
-    frame,
-    spread,
-)
+from fedsaddle.report.comparing import FEW_SEEDS, Finding, by_ratios, common_budget, findings, verdict
+from fedsaddle.report.details import timeline_of, told_of, traffic_of
+from fedsaddle.report.folders import Pictures
+from fedsaddle.report.reading import Evaluation, Lane, Run, Series, all_metrics
+from fedsaddle.report.statistics import Place, Spread, curve, frame, scale_of, short, spread
 from fedsaddle.report.sweeps import (
     CHOSEN_BY_TEST,
     MOST_SERIES,
@@ -37,21 +30,41 @@ from fedsaddle.report.sweeps import (
 )
 
 MOST_SEEDS = 32  # that can be drawn one by one; more would make the page heavy and nobody wiser
+MOST_POINTS = 120  # of a curve, evenly chosen: a screen has not many more
 GENERATOR = '<meta name="generator" content="FedSaddle">'  # by which a page is known to be ours
+SCRIPTS = ("base", "chart", "results", "details", "runs", "start")  # in this order
+PLACED = ("round", "floats_up", "time_simulated", "spent")
 
 
 def page(runs: Sequence[Run]) -> str:
     """The whole text of report.html."""
-    template = (files("fedsaddle.report") / "report.html").read_text(encoding="utf-8")
-    (script,) = re.findall(r"<script>(.*?)</script>", template, flags=re.S)
+    return filled(as_block(page_data(runs)))
+
+
+def filled(data: str, live: bool = False) -> str:
+    """The page with its values. One that is live asks whoever serves it for new ones, and nobody else."""
+    script = "\n".join(_part(f"{name}.js") for name in (*SCRIPTS, *(["live"] if live else [])))
     # Only this script may run, whatever a run's names and texts contain.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # Without a "<" no text can end the block it is in.
-    data = json.dumps(_data(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return template.replace("{{script}}", f"sha256-{digest}").replace("{{data}}", data)
+    policy = f"script-src 'sha256-{digest}'" + ("; connect-src 'self'" if live else "")
+    parts = {"policy": policy, "style": _part("style.css"), "script": script, "data": data}
+    text = _part("report.html")
+    for name, part in parts.items():  # the data last: nothing in them is a place for something else
+        text = text.replace(f"{{{{{name}}}}}", part, 1)
+    return text
 
 
-def _data(runs: Sequence[Run]) -> dict[str, Any]:
+def as_block(data: object) -> str:
+    """JSON that may stand in a page: without a "<" no text can end the block it is in."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _part(name: str) -> str:
+    return (files("fedsaddle.report") / "parts" / name).read_text(encoding="utf-8")
+
+
+def page_data(runs: Sequence[Run]) -> dict[str, Any]:
+    """All that the page shows."""
     series, metrics = main_series(runs), all_metrics(runs)
     others = other_series(runs, MOST_SERIES - len(series))
     return {
@@ -63,18 +76,32 @@ def _data(runs: Sequence[Run]) -> dict[str, Any]:
             for off, some in ((False, series), (True, others))
             for one in some
         ],
-        "metrics": [
-            {
-                "name": name,
-                "high": metric.better == "high",
-                "chance": metric.chance,
-                **_frame(metric, [curve(one, name) for one in (*series, *others)]),
-                "rows": [_row(finding) for finding in findings(series, name)],
-            }
-            for name, metric in metrics.items()
-        ],
-        "budget": budget(series),
+        "metrics": [_metric(name, metric, series, others) for name, metric in metrics.items()],
+        "costs": [_costs(finding) for finding in findings(series, next(iter(metrics)))],
+        "budget": common_budget(series),
+        "few": FEW_SEEDS,
+        "details": told_of(series),
         "sweeps": [_family(family) for run in runs for family in families_of(run)],
+    }
+
+
+def _metric(name: str, metric: Metric, series: Sequence[Series], others: Sequence[Series]) -> dict[str, Any]:
+    """What a metric means, how it is shown, and what was found by it."""
+    curves = [places for one in (*series, *others) if (places := curve(one, name))]
+    shown, found = frame(metric, curves), findings(series, name)
+    highest = max(place.high for places in curves for place in places)
+    return {
+        "name": name,
+        "better": metric.better,
+        "rows": metric.rows,
+        "chance": metric.chance,
+        "scale": scale_of(metric, curves),
+        "top": shown.high if shown.high < highest else None,  # where the chart ends before the curves do
+        "positive": shown.low > 0,
+        "share": metric.better == "high" and highest <= 1 and shown.low >= 0,
+        "ratios": metric.ranks and by_ratios(found),
+        "answer": verdict(found, name, metric),
+        "found": [_row(finding) for finding in found],
     }
 
 
@@ -98,7 +125,6 @@ def _family(family: Family) -> dict[str, Any]:
     return {
         "name": family.name,
         "by": family.by,
-        "high": family.metric.better == "high",
         "best": family.told(),
         "warning": CHOSEN_BY_TEST.format(family.by) if family.by_test else "",
         "value": family.value_of(family.by),
@@ -107,11 +133,6 @@ def _family(family: Family) -> dict[str, Any]:
         "dropped": family.dropped,
         "map": heat and {"x": heat.x, "y": heat.y, "xs": heat.xs, "ys": heat.ys, "cells": cells},
     }
-
-
-def _frame(metric: Metric, curves: list[list[Place]]) -> dict[str, Any]:
-    shown = frame(metric, curves)
-    return {"top": shown.high, "logarithmic": shown.over_decades, "positive": shown.low > 0}
 
 
 def _run(run: Run) -> dict[str, Any]:
@@ -129,25 +150,81 @@ def _run(run: Run) -> dict[str, Any]:
     }
 
 
+# --- curves ----------------------------------------------------------------------------------------------
+
+
 def _series(series: Series, metrics: Sequence[str]) -> dict[str, Any]:
-    curves = {}
-    for metric in metrics:
-        if places := curve(series, metric):
-            columns = {name: [getattr(place, name) for place in places] for name in ("low", "high")}
-            columns |= {name: [getattr(place.values, name) for place in places] for name in ("mean", "seeds")}
-            curves[metric] = _axes(places) | {name: _short(values) for name, values in columns.items()}
+    curves = {metric: places for metric in metrics if (places := curve(series, metric))}
+    # All metrics are measured at the same evaluations, so they share their places on the axes.
+    places = _thinned(next(iter(curves.values()), []))
+    kept = {place.round for place in places}
     drawn = series.lanes if len(series.lanes) <= MOST_SEEDS else []
+    axes = _axes(places)
     return {
         "label": series.label,
-        "curves": curves,
-        "lanes": [_lane(lane, metrics) for lane in drawn],
+        "axes": axes,
+        "curves": {
+            metric: _columns([place for place in own if place.round in kept])
+            for metric, own in curves.items()
+        },
+        "lanes": [_lane(lane, metrics, kept, axes) for lane in drawn],
         "diverged": [
             {"seed": lane.seed, "told": lane.diverged, **_end(lane)} for lane in series.lanes if lane.diverged
         ],
         "abandoned": series.abandoned,
         "trouble": series.trouble,
+        "timeline": timeline_of(series),
+        "traffic": traffic_of(series),
         "pictures": series.pictures and _pictures(series.pictures),
     }
+
+
+def _thinned(places: Sequence[Place]) -> list[Place]:
+    """At most so many, the first and the last among them."""
+    if len(places) <= MOST_POINTS:
+        return list(places)
+    last = len(places) - 1
+    return [places[round(number * last / (MOST_POINTS - 1))] for number in range(MOST_POINTS)]
+
+
+def _columns(places: Sequence[Place]) -> dict[str, Any]:
+    seeds = [place.values.seeds for place in places]
+    return {
+        "mean": short([place.values.mean for place in places]),
+        "std": short([place.values.std or 0.0 for place in places], 3),
+        "seeds": seeds if len(set(seeds)) > 1 else seeds[:1],  # one for all
+    }
+
+
+def _axes(places: Sequence[Place] | Sequence[Evaluation]) -> dict[str, list[float]]:
+    """Where some evaluations are on each axis. The wall's clock is one only where it was always kept."""
+    found = {}
+    for name in PLACED:
+        values = [getattr(place, name) for place in places]
+        if None not in values:
+            found[name] = short(values)
+    return found
+
+
+def _lane(lane: Lane, metrics: Sequence[str], kept: set[int], axes: dict[str, list[float]]) -> dict[str, Any]:
+    """A seed's values, and where it is on the axes if that is not where the mean is.
+
+    What lies close below 1 is also shown as the little that is missing, which needs more digits.
+    """
+    shares = {name for name in metrics if all(0 <= p.metrics.get(name, 2) <= 1 for p in lane.points)}
+    points = [point for point in lane.points if point.round in kept]
+    own = {name: xs for name, xs in _axes(points).items() if xs != axes.get(name, [])[: len(xs)]}
+    values = {
+        metric: short([point.metrics[metric] for point in points], 7 if metric in shares else 5)
+        for metric in metrics
+        if points and metric in points[0].metrics
+    }
+    return {"seed": lane.seed, "axes": own, "values": values}
+
+
+def _end(lane: Lane) -> dict[str, Any]:
+    """The last point of a seed that diverged, if it had one."""
+    return {"axes": _axes(lane.points[-1:]), "values": lane.points[-1].metrics} if lane.points else {}
 
 
 def _pictures(pictures: Pictures) -> dict[str, Any]:
@@ -158,44 +235,37 @@ def _pictures(pictures: Pictures) -> dict[str, Any]:
         "round": pictures.round,
         "last": embedded(pictures.last),
         "over_rounds": embedded(pictures.over_rounds),
+        "rounds": pictures.rounds,
+        "real": pictures.real and embedded(pictures.real),
     }
 
 
-def _lane(lane: Lane, metrics: Sequence[str]) -> dict[str, Any]:
-    values = {
-        metric: _short([point.metrics[metric] for point in lane.points])
-        for metric in metrics
-        if lane.points and metric in lane.points[0].metrics
-    }
-    return {"seed": lane.seed, **_axes(lane.points), "values": values}
+# --- the table -------------------------------------------------------------------------------------------
 
 
-def _end(lane: Lane) -> dict[str, Any]:
-    """The last point of a seed that diverged, if it had one."""
-    return {**_axes(lane.points[-1:]), "values": lane.points[-1].metrics} if lane.points else {}
+def _told(values: dict[int, float]) -> dict[str, Any] | None:
+    found: Spread | None = spread(list(values.values()))
+    return found and {name: _digits(value) for name, value in found._asdict().items()}
 
 
-def _axes(places: Sequence[Any]) -> dict[str, list[float]]:
+def _costs(finding: Finding) -> dict[str, Any]:
+    """What does not depend on the metric."""
+    counts, measured = ("label", "reached", "abandoned"), ("floats_up", "late", "seconds")
     return {
-        name: _short([getattr(place, name) for place in places])
-        for name in ("round", "floats_up", "time_simulated")
+        **{name: getattr(finding, name) for name in counts},
+        **{name: _told(getattr(finding, name)) for name in measured},
     }
-
-
-def _short(values: Sequence[float]) -> list[float]:
-    """Seven digits, which is more than a screen can show."""
-    return [value if isinstance(value, int) else float(f"{value:.7g}") for value in values]
 
 
 def _row(finding: Finding) -> dict[str, Any]:
-    def told(values: dict[int, float]) -> dict[str, Any] | None:
-        found: Spread | None = spread(list(values.values()))
-        return found and found._asdict()
-
-    counts = ("label", "seeds", "reached", "rounds", "abandoned", "diverged", "collapsed")
-    measured = ("final", "best", "area", "floats_up", "late", "seconds")
+    counts = ("label", "seeds", "reached", "rounds", "diverged", "collapsed", "standing")
+    against = finding.against
     return {
         **{name: getattr(finding, name) for name in counts},
-        **{name: told(getattr(finding, name)) for name in measured},
-        "against": finding.against and finding.against._asdict(),
+        **{name: _told(getattr(finding, name)) for name in ("final", "best", "area")},
+        "against": against and {name: _digits(value) for name, value in against._asdict().items()},
     }
+
+
+def _digits(value: Any) -> Any:
+    return short([value])[0] if isinstance(value, float) else value

@@ -1,21 +1,33 @@
-"""Run folders as a report reads them. Hands and disks damage files, so nothing in them is trusted."""
+"""Run folders as a report reads them."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedsaddle.errors import BadInput
 from fedsaddle.metric import Metric
-from fedsaddle.runs import KEYS, read_environment, refuse_constant
+from fedsaddle.problem import Detail
+from fedsaddle.report.folders import (
+    Pictures,
+    count_of,
+    damage,
+    number_of_cell,
+    read_declared,
+    read_details,
+    read_experiment,
+    read_pictures,
+    read_table,
+)
+from fedsaddle.runs import KEYS, read_clock, read_environment
 
-HUGE = 1e150  # a seed beyond this is about to diverge; its squares and sums would already be infinite
+Flows = dict[tuple[str, str, str], int]  # floats by direction, variable and kind
+# What two runs must have alike for their algorithms to have had the same chances, beside rounds and floats.
+TERMS = ("batch", "K", "cohorts", "sampling", "problem", "fleet", "quorum", "merge", "checks", "faults")
 
 
 class Evaluation(NamedTuple):
@@ -25,6 +37,16 @@ class Evaluation(NamedTuple):
     floats_up: int
     time_simulated: float
     metrics: dict[str, float]
+    spent: float | None = None  # seconds on the wall's clock, by all seeds together, if they were kept
+
+
+class Happening(NamedTuple):
+    """Something that went wrong, and when."""
+
+    seed: int
+    round: int
+    what: str  # abandoned, diverged, dropped, lost or memory
+    detail: str
 
 
 @dataclass(frozen=True)
@@ -33,19 +55,16 @@ class Lane:
 
     seed: int
     points: list[Evaluation]
-    late: int  # floats of answers that were not used, too late or refused, up to the last evaluation
+    flows: Flows  # up to the last evaluation
     diverged: str  # how it ended, if it did not get to the end
     dropped: str = ""  # when a sweep gave it up, if it did
     abandoned: int = 0  # rounds
+    details: dict[str, Detail] = field(default_factory=dict)  # that the problem tells of its end
 
-
-@dataclass(frozen=True)
-class Pictures:
-    """What the first seed of an algorithm has learnt to make: PNG files."""
-
-    last: bytes
-    round: int  # of the last
-    over_rounds: bytes
+    @property
+    def late(self) -> int:
+        """Floats of answers that were not used, too late or refused."""
+        return sum(floats for flow, floats in self.flows.items() if flow[0] in ("late", "refused"))
 
 
 @dataclass(frozen=True)
@@ -62,6 +81,8 @@ class Series:
     family: str = ""  # of a sweep: the algorithm that this is a setting of
     setting: dict[str, Any] = field(default_factory=dict)  # its table in the experiment
     trouble: list[str] = field(default_factory=list)  # of the machines that it ran on
+    happened: list[Happening] = field(default_factory=list)
+    terms: dict[str, str] = field(default_factory=dict)  # see TERMS
 
     @property
     def alive(self) -> list[Lane]:
@@ -129,74 +150,113 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """All that a report needs of one run folder, finished or not."""
-    experiment = _experiment(folder)
+    experiment = read_experiment(folder)
     names, points = _points(folder)
-    metrics = _declared(folder, names)
-    late = _late(folder / "traffic.csv")
-    abandoned: dict[tuple[str, int], int] = {}
-    diverged: dict[tuple[str, int], str] = {}
-    dropped: dict[tuple[str, int], str] = {}
-    lost: dict[str, int] = {}
-    trouble: dict[str, list[str]] = {}
-    for place, (algorithm, seed, when, event, detail) in _table(folder / "events.csv")[1]:
-        if event == "diverged":
-            diverged[algorithm, _count(seed, place)] = f"round {_count(when, place)}: {detail}"
-        elif event == "dropped":
-            dropped[algorithm, _count(seed, place)] = f"round {_count(when, place)}: {detail}"
-        elif event == "lost":
-            lost[algorithm] = lost.get(algorithm, 0) + 1
-        elif event == "memory":
-            trouble.setdefault(algorithm, []).append(f"round {_count(when, place)}: {detail}")
-        else:
-            lane = algorithm, _count(seed, place)
-            abandoned[lane] = abandoned.get(lane, 0) + 1
-    for algorithm, times in lost.items():
-        told = f"answers were lost with a worker {times} time{'' if times == 1 else 's'}, over all seeds"
-        trouble.setdefault(algorithm, []).append(told)
-    series = []
-    families = _families(experiment)
+    metrics, terms = read_declared(folder, names), _terms(experiment)
+    flows, happened = _flows(folder / "traffic.csv"), _happened(folder / "events.csv")
+    series, families = [], _families(experiment)
     for label in experiment["algorithms"]:
-        seeds = [seed for seed in experiment["seeds"] if (label, seed) in points or (label, seed) in diverged]
+        own = happened.get(label, [])
+        gone, details = {one.seed for one in own if one.what == "diverged"}, read_details(folder, label)
         lanes = [
-            Lane(
-                seed,
-                points.get((label, seed), []),
-                late.get((label, seed), 0),
-                diverged.get((label, seed), ""),
-                dropped.get((label, seed), ""),
-                abandoned.get((label, seed), 0),
-            )
-            for seed in seeds
+            _lane(seed, points.get((label, seed), []), flows.get((label, seed), {}), own, details)
+            for seed in experiment["seeds"]
+            if (label, seed) in points or seed in gone
         ]
         if lanes:
             counts = len(experiment["seeds"]), experiment["rounds"], sum(lane.abandoned for lane in lanes)
-            pictures, own = read_pictures(folder / "samples", label), experiment["algorithms"][label]
-            setting = own if isinstance(own, dict) else {}
-            rest = families.get(label, ""), setting, trouble.get(label, [])
-            series.append(Series(label, lanes, *counts, metrics, pictures, *rest))
-    strangers = {*points, *diverged, *dropped} - {
-        (one.label, lane.seed) for one in series for lane in one.lanes
-    }
+            table = experiment["algorithms"][label]
+            setting = table if isinstance(table, dict) else {}
+            pictures, family = read_pictures(folder / "samples", label), families.get(label, "")
+            one = Series(label, lanes, *counts, metrics, pictures, family, setting)
+            series.append(replace(one, trouble=_trouble(own), happened=own, terms=terms))
+    ends = {(label, one.seed) for label, own in happened.items() for one in own if one.what in ENDS}
+    strangers = {*points, *ends} - {(one.label, lane.seed) for one in series for lane in one.lanes}
     if strangers:
         stranger = "{} with seed {}".format(*min(strangers))
-        raise _damaged(str(folder), f"its experiment has no {stranger}")
+        raise damage(str(folder), f"its experiment has no {stranger}")
     return Run(folder, experiment, metrics, series, read_environment(folder))
+
+
+ENDS = ("diverged", "dropped")
+
+
+def _lane(
+    seed: int,
+    points: list[Evaluation],
+    flows: Flows,
+    happened: Sequence[Happening],
+    details: dict[int, dict[str, Detail]],
+) -> Lane:
+    own = [one for one in happened if one.seed == seed]
+    diverged, dropped = (
+        next((f"round {one.round}: {one.detail}" for one in reversed(own) if one.what == what), "")
+        for what in ENDS
+    )
+    abandoned = sum(one.what == "abandoned" for one in own)
+    return Lane(seed, points, flows, diverged, dropped, abandoned, details.get(seed, {}))
+
+
+def _happened(path: Path) -> dict[str, list[Happening]]:
+    """What each algorithm met with, in the order of the table."""
+    found: dict[str, list[Happening]] = {}
+    for place, (algorithm, seed, when, event, detail) in read_table(path)[1]:
+        what = event if event in (*ENDS, "lost", "memory") else "abandoned"
+        own = Happening(count_of(seed, place), count_of(when, place), what, detail)
+        found.setdefault(algorithm, []).append(own)
+    return found
+
+
+def _trouble(happened: Sequence[Happening]) -> list[str]:
+    """What the machines did that an algorithm ran on."""
+    told = [f"round {one.round}: {one.detail}" for one in happened if one.what == "memory"]
+    if times := sum(one.what == "lost" for one in happened):
+        plural = "" if times == 1 else "s"
+        told.append(f"answers were lost with a worker {times} time{plural}, over all seeds")
+    return told
+
+
+def _flows(path: Path) -> dict[tuple[str, int], Flows]:
+    """Each seed's floats at its last evaluation, by where they went and what they were."""
+    last: dict[tuple[str, int], int] = {}
+    found: dict[tuple[str, int], Flows] = {}
+    for place, (algorithm, seed, when, *flow, floats) in read_table(path)[1]:
+        lane, round = (algorithm, count_of(seed, place)), count_of(when, place)
+        if last.get(lane) != round:
+            last[lane], found[lane] = round, {}
+        direction, variable, kind = flow
+        own = found[lane]
+        key = direction, variable, kind
+        own[key] = own.get(key, 0) + count_of(floats, place)
+    return found
+
+
+def _terms(experiment: dict[str, Any]) -> dict[str, str]:
+    """What its algorithms were given, key by key."""
+    found: dict[str, str] = {}
+    for key in TERMS:
+        value = experiment.get(key)
+        for inner, own in value.items() if isinstance(value, dict) else [("", value)]:
+            if own is not None:
+                found[f"{key}.{inner}" if inner else key] = json.dumps(own, sort_keys=True, default=str)
+    return found
 
 
 def _points(folder: Path) -> tuple[list[str], dict[tuple[str, int], list[Evaluation]]]:
     """The names of the metrics, and every seed's evaluations."""
-    header, rows = _table(folder / "rounds.csv")
-    names = header[len(KEYS["rounds.csv"]) :]
+    header, rows = read_table(folder / "rounds.csv")
+    names, clock = header[len(KEYS["rounds.csv"]) :], read_clock(folder)
     points: dict[tuple[str, int], list[Evaluation]] = {}
     for place, row in rows:
-        curve = points.setdefault((row[0], _count(row[1], place)), [])
-        round, up, _ = (_count(cell, place) for cell in row[2:5])
-        time, *values = (_number(cell, place) for cell in row[5:])
+        curve = points.setdefault((row[0], count_of(row[1], place)), [])
+        round, up, _ = (count_of(cell, place) for cell in row[2:5])
+        time, *values = (number_of_cell(cell, place) for cell in row[5:])
         if curve and (
             round <= curve[-1].round or up < curve[-1].floats_up or time < curve[-1].time_simulated
         ):
-            raise _damaged(place, "rounds, floats and time only go up")
-        curve.append(Evaluation(round, up, time, dict(zip(names, values, strict=True))))
+            raise damage(place, "rounds, floats and time only go up")
+        spent = clock.get(row[0], {}).get(round)
+        curve.append(Evaluation(round, up, time, dict(zip(names, values, strict=True)), spent))
     if not (names and points):
         raise BadInput(f"{folder} has no evaluation yet; wait for its first, or resume it")
     return names, points
@@ -214,25 +274,6 @@ def _families(experiment: dict[str, Any]) -> dict[str, str]:
         for label in labels
         if isinstance(label, str)
     }
-
-
-def read_pictures(folder: Path, label: str) -> Pictures | None:
-    """The samples of an algorithm, if it makes any."""
-    rounds = [
-        int(path.stem.removeprefix(f"{label}-"))
-        for path in (folder.iterdir() if folder.is_dir() else ())
-        if path.name.startswith(f"{label}-") and path.suffix == ".png"
-        if path.stem.removeprefix(f"{label}-").isdecimal()
-    ]
-    over = folder / f"{label}-rounds.png"
-    if not rounds or not over.is_file():
-        return None
-    files = (folder / f"{label}-{max(rounds)}.png", over)
-    try:
-        last, lines = (path.read_bytes() for path in files)
-    except OSError as error:
-        raise _damaged(str(folder), f"cannot read its pictures ({error.strerror})") from None
-    return Pictures(last, max(rounds), lines)
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -278,105 +319,3 @@ def all_metrics(runs: Sequence[Run]) -> dict[str, Metric]:
     for run in runs:
         found = found | run.metrics | found
     return found
-
-
-# --- files -----------------------------------------------------------------------------------------------
-
-
-def _damaged(place: str, why: str) -> BadInput:
-    return BadInput(f"{place} is damaged: {why}; restore the folder from a copy")
-
-
-def _experiment(folder: Path) -> dict[str, Any]:
-    path = folder / "experiment.json"
-    try:
-        experiment = json.loads(path.read_bytes(), parse_constant=refuse_constant)
-    except OSError:
-        raise BadInput(f"{folder} is not a run folder: it has no experiment.json") from None
-    except (ValueError, RecursionError):
-        raise _damaged(str(path), "it is not JSON") from None
-    kinds = {"name": str, "rounds": int, "seeds": list, "algorithms": dict}
-    for key, kind in kinds.items():
-        if not isinstance(experiment, dict) or not isinstance(experiment.get(key), kind):
-            raise _damaged(str(path), f"it has no {key}")
-    if not all(isinstance(seed, int) for seed in experiment["seeds"]):
-        raise _damaged(str(path), "its seeds are not whole numbers")
-    return dict(experiment)
-
-
-def _declared(folder: Path, names: Sequence[str]) -> dict[str, Metric]:
-    """What the problem has declared of the metrics that there are."""
-    path = folder / "metrics.json"
-    try:
-        told = json.loads(path.read_bytes(), parse_constant=refuse_constant)
-        found = {name: Metric(**told[name]) for name in names}
-    except FileNotFoundError:
-        raise BadInput(
-            f"{path} is missing, as in runs of older versions; resuming the run (--resume --out {folder}) "
-            "writes it"
-        ) from None
-    except (OSError, ValueError, RecursionError, TypeError, KeyError):
-        raise _damaged(str(path), "it does not declare the metrics of rounds.csv") from None
-    if not all(metric.valid for metric in found.values()):
-        raise _damaged(str(path), "what it declares is no metric")
-    return found
-
-
-def _table(path: Path) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
-    """The header of a table and its rows, each with where it stands."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise _damaged(str(path), f"cannot read it ({error.strerror})") from None
-    except ValueError:
-        raise _damaged(str(path), "it is not text") from None
-    # A row that is being written at this moment, or was when the machine lost its power, is not there yet.
-    lines = _lines(path, text[: text.rfind("\n") + 1])
-    place, header = next(lines, (str(path), []))
-    keys = KEYS[path.name]
-    if header and (tuple(header[: len(keys)]) != keys or len(set(header)) != len(header)):
-        raise _damaged(place, f"it should begin with {','.join(keys)}")
-    return header, _fitting(lines, len(header))
-
-
-def _lines(path: Path, text: str) -> Iterator[tuple[str, list[str]]]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        for row in reader:
-            yield f"{path} line {reader.line_num}", row
-    except csv.Error as error:
-        raise _damaged(f"{path} line {reader.line_num}", str(error)) from None
-
-
-def _fitting(lines: Iterator[tuple[str, list[str]]], cells: int) -> Iterator[tuple[str, list[str]]]:
-    for place, row in lines:
-        if len(row) != cells:
-            raise _damaged(place, f"it has {len(row)} cells, not {cells}")
-        yield place, row
-
-
-def _late(path: Path) -> dict[tuple[str, int], int]:
-    """Each seed's floats that were sent in vain, too late or refused, at its last evaluation."""
-    late: dict[tuple[str, int], tuple[int, int]] = {}
-    for place, (algorithm, seed, when, direction, _, _, floats) in _table(path)[1]:
-        if direction in ("late", "refused"):
-            lane, round = (algorithm, _count(seed, place)), _count(when, place)
-            last, sum = late.get(lane, (-1, 0))
-            late[lane] = round, _count(floats, place) + (sum if last == round else 0)
-    return {lane: sum for lane, (_, sum) in late.items()}
-
-
-def _count(cell: str, place: str) -> int:
-    if not (cell.isascii() and cell.isdigit() and len(cell) < 20):
-        raise _damaged(place, f"'{cell[:40]}' is not a count")
-    return int(cell)
-
-
-def _number(cell: str, place: str) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise _damaged(place, f"'{cell[:40]}' is not a finite number")
-    return min(max(value, -HUGE), HUGE)

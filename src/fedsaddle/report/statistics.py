@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
-
-from scipy.special import stdtr
 
 from fedsaddle.metric import Metric
 from fedsaddle.report.reading import Evaluation, Lane, Series
@@ -28,10 +25,10 @@ class Spread(NamedTuple):
 
 
 def spread(values: Collection[float]) -> Spread | None:
-    return Spread(len(values), fmean(values), _deviation(values)) if values else None
+    return Spread(len(values), fmean(values), deviation(values)) if values else None
 
 
-def _deviation(values: Collection[float]) -> float | None:
+def deviation(values: Collection[float]) -> float | None:
     """The standard deviation (n - 1). That of the standard library is exact, and ten times slower."""
     if len(values) < 2:
         return None
@@ -53,6 +50,13 @@ class Place(NamedTuple):
     values: Spread
     low: float
     high: float
+    spent: float | None = None  # seconds on the wall's clock, if they were kept
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """A standard deviation below the mean, and one above."""
+        mean, std = self.values.mean, self.values.std or 0.0
+        return mean - std, mean + std
 
 
 def curve(series: Series, metric: str) -> list[Place]:
@@ -68,7 +72,8 @@ def curve(series: Series, metric: str) -> list[Place]:
         up, time = (fmean(xs) for xs in zip(*((p.floats_up, p.time_simulated) for p in points), strict=True))
         found = spread(values)
         assert found is not None
-        places.append(Place(round, up, time, found, min(values), max(values)))
+        spent = [point.spent for point in points if point.spent is not None]
+        places.append(Place(round, up, time, found, min(values), max(values), max(spent) if spent else None))
     return places
 
 
@@ -95,6 +100,20 @@ def frame(metric: Metric, curves: Collection[Sequence[Place]]) -> Frame:
     return Frame(low, min(high, 3 * start) if start > 0 and metric.better == "low" else high)
 
 
+SATURATED = 0.95  # where a share that should be 1 ends, its curves lie on each other
+
+
+def scale_of(metric: Metric, curves: Collection[Sequence[Place]]) -> str:
+    """How a metric is best shown: error (1 less the value, over decades), log or linear."""
+    some = [one for one in curves if one]
+    shown = frame(metric, some)
+    if metric.better == "high" and metric.chance is not None and shown.high <= 1:
+        ends = [one[-1].values.mean for one in some]
+        if max(ends) >= SATURATED:
+            return "error"
+    return "log" if shown.over_decades else "linear"
+
+
 def area(points: Sequence[Evaluation], metric: str, budget: float) -> float:
     """The mean of a metric over floats sent up, from none to the budget, along straight lines."""
     total = 0.0
@@ -107,98 +126,19 @@ def area(points: Sequence[Evaluation], metric: str, budget: float) -> float:
     return total / budget
 
 
-# --- the table -------------------------------------------------------------------------------------------
-
-
-class Comparison(NamedTuple):
-    """An algorithm against the best of the others, over the seeds that both have finished with."""
-
-    rival: str
-    seeds: int
-    difference: float  # the mean of this one's final values minus the rival's
-    p: float | None  # of a two-sided paired t-test; None where it says nothing
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One algorithm over its seeds, by one metric. Values are by seed, of those that are alive."""
-
-    label: str
-    seeds: int  # that were asked for
-    reached: int  # rounds
-    rounds: int  # that were asked for
-    final: dict[int, float]
-    best: dict[int, float]
-    area: dict[int, float]
-    floats_up: dict[int, float]
-    late: dict[int, float]
-    seconds: dict[int, float]  # simulated
-    abandoned: int  # rounds
-    diverged: int  # seeds
-    collapsed: int | None  # seeds, where the metric has a chance level
-    against: Comparison | None = None
-
-
-def budget(series: Sequence[Series]) -> int:
-    """The most floats that every seed still alive has sent up, whatever its algorithm."""
-    return min((lane.points[-1].floats_up for one in series for lane in one.alive), default=0)
-
-
-def findings(series: Sequence[Series], metric: str) -> list[Finding]:
-    """The table for one metric, the best final mean first and those that have none last."""
-    series = [one for one in series if metric in one.metrics]
-    if not series:
-        return []
-    equal, cost = budget(series), series[0].metrics[metric].cost
-    found = [_finding(one, metric, equal) for one in series]
-    order = sorted(found, key=lambda one: cost(fmean(one.final.values())) if one.final else math.inf)
-    return [
-        replace(one, against=_compare(one, [other for other in order if other is not one])) for one in order
-    ]
-
-
-def _finding(series: Series, metric: str, equal: int) -> Finding:
-    reached, meant = series.reached, series.metrics[metric]
-    curves = {lane.seed: [p for p in lane.points if p.round <= reached] for lane in series.alive}
-    final = {seed: points[-1].metrics[metric] for seed, points in curves.items()}
-    return Finding(
-        series.label,
-        series.seeds,
-        reached,
-        series.rounds,
-        final,
-        best={
-            seed: min((p.metrics[metric] for p in points), key=meant.cost) for seed, points in curves.items()
-        },
-        area={lane.seed: area(lane.points, metric, equal) for lane in series.alive} if equal else {},
-        floats_up={seed: float(points[-1].floats_up) for seed, points in curves.items()},
-        late={lane.seed: float(lane.late) for lane in series.alive},
-        seconds={seed: points[-1].time_simulated for seed, points in curves.items()},
-        abandoned=series.abandoned,
-        diverged=sum(bool(lane.diverged) for lane in series.lanes),
-        collapsed=None if meant.chance is None else sum(map(meant.collapsed, final.values())),
-    )
-
-
-def _compare(one: Finding, others: Sequence[Finding]) -> Comparison | None:
-    rival = next((other for other in others if other.final), None)
-    common = sorted(one.final.keys() & rival.final.keys()) if rival else []
-    if rival is None or not common:
-        return None
-    pairs = [(one.final[seed], rival.final[seed]) for seed in common]
-    return Comparison(rival.label, len(pairs), fmean(a - b for a, b in pairs), paired_t_test(pairs))
-
-
-def paired_t_test(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """The two-sided p-value, or None where there is none: one pair, or differences that do not vary."""
-    differences = [a - b for a, b in pairs]
-    size, deviation = max(abs(value) for pair in pairs for value in pair), _deviation(differences)
-    if deviation is None or deviation <= 1e-12 * size:  # nothing, or rounding
-        return None
-    t = fmean(differences) / (deviation / math.sqrt(len(pairs)))
-    return float(2 * stdtr(len(pairs) - 1, -abs(t)))
-
-
 def ended(lane: Lane) -> Evaluation | None:
     """Where a seed that diverged was last seen."""
     return lane.points[-1] if lane.diverged and lane.points else None
+
+
+def short(values: Sequence[float], digits: int = 7) -> list[float]:
+    """Seven digits are more than a screen can show."""
+    return [value if isinstance(value, int) else float(f"{value:.{digits}g}") for value in values]
+
+
+def short_count(value: float) -> str:
+    """Large numbers as a person says them: 1.25M."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"

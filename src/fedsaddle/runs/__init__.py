@@ -7,10 +7,16 @@
     events.csv              abandoned rounds, diverged lanes, lanes that a sweep has dropped, answers
                             that were lost with a worker, a lack of memory
     history.jsonl           if it was asked for: what became of every invitation
+    clock.jsonl             seconds on the wall's clock at each evaluation
     environment.json        for each time it was started: when, with what, on what, and for how long
     final/ALGORITHM.safetensors   each seed's last finite point
+    models/model.json       of a problem with networks: how to build them, and what new rows need
+    models/ALGORITHM/SEED.safetensors   the same points by the names of parameters; SEED-best, where there
+                            are validation rows: that of the best evaluation
     samples/ALGORITHM-ROUND.png   of a problem that makes pictures: the first seed's at each evaluation,
     samples/ALGORITHM-rounds.png  and some of them over the rounds
+    samples/real.png              some of what it was to learn
+    details/ALGORITHM.json  what the problem tells of each seed's end, if it tells anything
     best.toml               of a sweep: an experiment with each algorithm's best setting
     checkpoint.json, state-*.safetensors
     kept/*.safetensors      where each algorithm was at its end, so that it can go on to more rounds
@@ -27,30 +33,38 @@ are are put aside; each algorithm, in its turn, takes up its own and goes on fro
     plan          what is to be run, and who is told how it goes
     files         written whole or not at all, and held to their hash
     tables        which only grow
+    best          the best evaluation so far
+    models        trained networks by their parameters' names
     checkpoints   lanes as tensors and JSON, and back
     folder        all of that in its place, for one process at a time
-    diary         environment.json, on which nothing depends
+    details       what problems tell and show beside their metrics
+    diary         environment.json and clock.jsonl, on which nothing depends
     execution     runs what is left
 """
 
 from fedsaddle.runs.checkpoints import read_checkpoint, read_state, read_tensors
-from fedsaddle.runs.diary import read_environment, refuse_constant
+from fedsaddle.runs.diary import read_clock, read_environment, refuse_constant
 from fedsaddle.runs.execution import execute
 from fedsaddle.runs.files import verified, write_atomically
 from fedsaddle.runs.folder import RunFolder
+from fedsaddle.runs.models import NOTE, StoredModel, read_model
 from fedsaddle.runs.plan import Interrupted, Plan, Watch
 from fedsaddle.runs.tables import HISTORY, KEYS
 
 __all__ = [
     "HISTORY",
     "KEYS",
+    "NOTE",
     "Interrupted",
     "Plan",
     "RunFolder",
+    "StoredModel",
     "Watch",
     "execute",
     "read_checkpoint",
+    "read_clock",
     "read_environment",
+    "read_model",
     "read_state",
     "read_tensors",
     "refuse_constant",

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from fedsaddle.engine.course import Stop
 from fedsaddle.engine.study import Lanes, Posted, Study, begin
 from fedsaddle.errors import BadInput
+from fedsaddle.runs.best import Best
 from fedsaddle.runs.files import as_json, damaged, sha256, verified
 from fedsaddle.runs.plan import Plan
 
@@ -58,6 +59,13 @@ def _lanes_of(study: Study, tensors: dict[str, torch.Tensor], rest: dict[str, An
     return Lanes(server, memory, rest["completed"], rest["clock"], posted, rest["alive"], strikes)
 
 
+def versions() -> dict[str, str]:
+    """What the last digits of a run may depend on."""
+    import fedsaddle
+
+    return {"fedsaddle": fedsaddle.__version__, "torch": torch.__version__}
+
+
 def bytes_of(lanes: Lanes) -> int:
     """How many bytes a state has."""
     held = tree_leaves((lanes.server, lanes.memory))
@@ -86,10 +94,13 @@ def read_tensors(path: Path, expected: str) -> dict[str, torch.Tensor]:
         raise damaged(path, str(error)) from None
 
 
-def read_state(folder: Path, plan: Plan, state: dict[str, Any]) -> Stop:
-    """Where an algorithm was when this was written."""
+def read_state(folder: Path, plan: Plan, state: dict[str, Any], best: Best | None = None) -> Stop:
+    """Where an algorithm was when this was written; and, if that is asked for, what its best was."""
     path = folder / state["file"]
     tensors = read_tensors(path, state["sha256"])
+    beside = {name: tensors.pop(name) for name in list(tensors) if name.startswith("best.")}
+    if best is not None:
+        best.read(beside, state["lanes"])
     study = plan.studies.get(state["algorithm"])
     if study is None:
         raise BadInput(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fedsaddle.engine.course import Play, course
 from fedsaddle.engine.round import play as simulated
 from fedsaddle.runs.checkpoints import bytes_of
-from fedsaddle.runs.diary import Diary
+from fedsaddle.runs.diary import Clock, Diary
 from fedsaddle.runs.folder import RunFolder
 from fedsaddle.runs.plan import Interrupted, Watch
 
@@ -33,15 +33,19 @@ def execute(
     left = list(folder.left)
     if not left:
         return
-    diary = Diary(folder.path)
+    diary, clock = Diary(folder.path), Clock(folder.path)
     for algorithm in left:
         study, start = plan.studies[algorithm], folder.begin(algorithm)
+        clock.begin(study.names, start.round if start else 0)
         began = saved_at = time.monotonic()
         watch.begin(algorithm, start.round if start else 0)
         stop, took = start, None
         prune = plan.prunes.get(algorithm)
         for stop in course(study, plan.rounds, plan.evaluate_every, start, prune, play or simulated):
             folder.record(study, stop)
+            folder.picture(study, stop)
+            if stop.rows:
+                clock.note(stop.round)
             watch.stop(algorithm, stop)
             if should_stop():
                 folder.save(algorithm, stop)

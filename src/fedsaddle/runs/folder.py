@@ -16,15 +16,17 @@ import torch
 from filelock import FileLock, Timeout
 from safetensors.torch import save
 
-from fedsaddle.engine.course import Stop, traffic
+from fedsaddle.engine.course import Stop
 from fedsaddle.engine.study import Study, points
 from fedsaddle.errors import BadInput, is_machines
 from fedsaddle.history import line
 from fedsaddle.metric import declared
-from fedsaddle.pictures import grid, over_rounds
 from fedsaddle.problem import Pictured
-from fedsaddle.runs.checkpoints import FORMAT, bytes_of, read_checkpoint, read_state, state_of
+from fedsaddle.runs.best import Best, Seen
+from fedsaddle.runs.checkpoints import FORMAT, bytes_of, read_checkpoint, read_state, state_of, versions
+from fedsaddle.runs.details import keep_details, keep_pictures
 from fedsaddle.runs.files import as_json, sha256, verified, write_atomically
+from fedsaddle.runs.models import check_models, write_models
 from fedsaddle.runs.plan import Plan
 from fedsaddle.runs.tables import HISTORY, KEYS, Table, header, own_rows
 
@@ -39,6 +41,7 @@ class RunFolder:
         self.notes: list[str] = []
         self.start: Stop | None = None  # where the algorithm that was interrupted goes on
         self._saved: dict[str, Any] = {}  # what the checkpoint says
+        self._best = Best()  # of the algorithm that runs
         self._declared = declared(next(iter(plan.studies.values())).problem)
         self._experiment = plan.resolved  # as the folder has it: an older one may not hold the defaults
         self._check_free(resume)
@@ -86,7 +89,7 @@ class RunFolder:
         else:
             names = [*KEYS, HISTORY] if self.plan.resolved.get("history") else list(KEYS)
             tables = {name: {"length": 0, "sha256": sha256(b"")} for name in names}
-            self._saved = {"done": {}, "tables": tables, "state": None, "kept": {}}
+            self._saved = {"done": {}, "tables": tables, "state": None, "kept": {}, "models": {}}
             if resume:
                 self.notes.append(f"there is nothing to resume in {self.path} yet; the run begins")
             write_atomically(self.path / "experiment.json", as_json(self.plan.resolved))
@@ -97,7 +100,7 @@ class RunFolder:
         }
         for table in self.tables.values():
             table.open()
-        metrics = {name: metric._asdict() for name, metric in self._declared.items()}
+        metrics = {name: metric.as_json() for name, metric in self._declared.items()}
         write_atomically(self.path / "metrics.json", as_json(metrics))  # an older version's folder has none
         self._tidy()
 
@@ -108,9 +111,9 @@ class RunFolder:
         needed = {state["file"] for state in states if state} | {f"before-{before['rounds']}"}
         ours = re.compile(
             r"((kept/\d+|state-\d+)-\d+\.safetensors(\.part)?)|((checkpoint|experiment|metrics|environment)\.json\.part)"
-            r"|(before-\d+)"
+            r"|(before-\d+)|(models/.+\.part)"
         )
-        for path in [*self.path.iterdir(), *self.path.glob("kept/*")]:
+        for path in [*self.path.iterdir(), *self.path.glob("kept/*"), *self.path.glob("models/**/*.part")]:
             name = path.relative_to(self.path).as_posix()
             if name in needed or not ours.fullmatch(name):
                 continue
@@ -119,7 +122,7 @@ class RunFolder:
     # --- reading ---
 
     def _load(self) -> None:
-        saved = {"kept": {}, "before": None} | read_checkpoint(self.path)
+        saved = {"kept": {}, "before": None, "models": {}} | read_checkpoint(self.path)
         now = json.loads(as_json(self.plan.resolved))
         was = self.plan.complete(saved["experiment"])
         order = [list(experiment["algorithms"]) for experiment in (was, now)]
@@ -127,9 +130,10 @@ class RunFolder:
         grows = grows and self._may_grow and now["rounds"] > was["rounds"]
         if not grows and (was != now or order[0] != order[1]):
             change = _first_difference(was | {"order": order[0]}, now | {"order": order[1]})
-            kind = "sweep" if self.plan.by else "run"
-            alone = f"fedsaddle {kind} --resume --out {shlex.quote(str(self.path))}"
-            how = f"{alone}, which needs no other options" if self._may_grow else "the same options"
+            alone = f"{'sweep' if self.plan.by else 'run'} --resume --out {shlex.quote(str(self.path))}"
+            how = f"fedsaddle {alone}, which needs no other options" if self._may_grow else "the same options"
+            how = how.replace("options", "options but --code") if "code" in was else how
+            how = "the same values" if "python" in now else how
             raise BadInput(
                 f"{self.path} was made by another experiment ({change}): resume it with {how}, or choose "
                 "another --out"
@@ -139,20 +143,21 @@ class RunFolder:
                 f"{self.path} has given up settings on the way to {was['rounds']} rounds; on the way to "
                 f"{now['rounds']} it would have given up others: choose another --out"
             )
-        if saved["versions"] != _versions():
+        if saved["versions"] != versions():
             begun = ", ".join(f"{name} {version}" for name, version in sorted(saved["versions"].items()))
             self.notes.append(f"this run was begun with {begun}; later digits may differ from then on")
-        self._saved = {key: saved[key] for key in ("done", "tables", "state", "kept", "before")}
+        self._saved = {key: saved[key] for key in ("done", "tables", "state", "kept", "before", "models")}
         stale = self._check_experiment(saved["experiment"])
         self._experiment = self.plan.resolved if grows else saved["experiment"]
         for algorithm, expected in self.done.items():
             verified(self.path / "final" / f"{algorithm}.safetensors", expected)
+        check_models(self.path, self._saved["models"])
         for name in saved["before"]["tables"] if saved["before"] else ():
             self._aside(name)
         if grows:
             self._grow(saved["experiment"]["rounds"])
         elif saved["state"]:
-            self.start = read_state(self.path, self.plan, saved["state"])
+            self.start = read_state(self.path, self.plan, saved["state"], self._best)
         if grows or stale:
             write_atomically(self.path / "experiment.json", as_json(self.plan.resolved))
 
@@ -219,7 +224,7 @@ class RunFolder:
             "tables": {name: sha256(text.encode()) for name, text in tables.items()},
         }
         empty = {name: {"length": 0, "sha256": sha256(b"")} for name in tables}
-        self._saved = {"done": {}, "tables": empty, "state": None, "kept": {}, "before": before}
+        self._saved = {"done": {}, "tables": empty, "state": None, "kept": {}, "before": before, "models": {}}
         self._commit()
         if extra:
             for study in self.plan.studies.values():
@@ -232,7 +237,7 @@ class RunFolder:
         if key == self.started:
             start, self.start = self.start, None  # not held while the next algorithms run
             return start
-        before = self._saved.get("before")
+        self._best, before = Best(), self._saved.get("before")
         if not before or key not in before["starts"]:
             return None
         for name, table in self.tables.items():
@@ -240,7 +245,7 @@ class RunFolder:
             if table.empty:
                 table.append(header(name, data))
             table.append(own_rows(name, data, set(self.plan.studies[key].names)))
-        return read_state(self.path, self.plan, before["starts"][key])
+        return read_state(self.path, self.plan, before["starts"][key], self._best)
 
     # --- writing ---
 
@@ -270,7 +275,7 @@ class RunFolder:
             return next(csv.reader(file))[len(KEYS["rounds.csv"]) :]
 
     def _commit(self) -> None:
-        saved = {"format": FORMAT, "versions": _versions(), "experiment": self._experiment, **self._saved}
+        saved = {"format": FORMAT, "versions": versions(), "experiment": self._experiment, **self._saved}
         write_atomically(
             self.path / "checkpoint.json", as_json({**saved, "checksum": sha256(as_json(saved))})
         )
@@ -281,16 +286,18 @@ class RunFolder:
         state = None
         if stop is not None:
             assert algorithm is not None
-            state = self._write_state(algorithm, stop, f"state-{len(self.done)}-{stop.round}.safetensors")
+            file = f"state-{len(self.done)}-{stop.round}.safetensors"
+            state = self._write_state(algorithm, stop, file, self._best.lanes)
         tables = {name: table.seal() for name, table in self.tables.items()}
         self._saved |= {"tables": tables, "state": state}
         self._commit()
         if old is not None and (state is None or old != state["file"]):
             (self.path / old).unlink(missing_ok=True)
 
-    def _write_state(self, algorithm: str, stop: Stop, file: str) -> dict[str, Any]:
+    def _write_state(self, algorithm: str, stop: Stop, file: str, best: dict[int, Seen]) -> dict[str, Any]:
         """Write where an algorithm is; and what a checkpoint says of it."""
         tensors, rest = state_of(stop.lanes)
+        self._best.write(tensors, rest, best)
         data = save(tensors)
         write_atomically(self.path / file, data)
         return {
@@ -303,6 +310,7 @@ class RunFolder:
 
     def record(self, study: Study, stop: Stop) -> None:
         """Write down what has happened since the stop before."""
+        self._best.see(study, stop, self.plan.evaluate_every)
         for row in stop.rows:
             algorithm = study.names[row.lane]
             if self.tables["rounds.csv"].empty:
@@ -316,7 +324,7 @@ class RunFolder:
             counts = (row.floats_up, row.floats_down, row.time_simulated)
             values = [row.metrics[name] for name in self._metrics]
             self.tables["rounds.csv"].write([[algorithm, row.seed, row.round, *counts, *values]])
-            flows = sorted(traffic(study, stop.lanes, row.lane).items())
+            flows = sorted(row.traffic.items())
             self.tables["traffic.csv"].write(
                 [algorithm, row.seed, row.round, flow.direction, *flow.content, floats]
                 for flow, floats in flows
@@ -329,23 +337,12 @@ class RunFolder:
         )
         if HISTORY in self.tables:
             self.tables[HISTORY].append("".join(line(told) for told in stop.history))
-        if isinstance(study.problem, Pictured):
-            firsts = {study.names.index(name) for name in set(study.names)}
-            for lane in (row.lane for row in stop.rows if row.lane in firsts):
-                for what, pictures in study.problem.pictures(points(stop.lanes.server)[lane]).items():
-                    (self.path / what).mkdir(exist_ok=True)
-                    name = study.names[lane]
-                    write_atomically(self.path / what / f"{name}-{stop.round}.png", grid(pictures))
-                    self._line_up(what, name, stop.round)
 
-    def _line_up(self, what: str, algorithm: str, last: int) -> None:
-        """Put the pictures of an algorithm's rounds so far into one."""
-        every, end = self.plan.evaluate_every, self.plan.rounds
-        paths = [self.path / what / f"{algorithm}-{n}.png" for n in (*range(0, end, every), end) if n <= last]
-        grids = [path.read_bytes() for path in paths if path.exists()]
-        write_atomically(self.path / what / f"{algorithm}-rounds.png", over_rounds(grids))
+    def picture(self, study: Study, stop: Stop) -> None:
+        """Keep pictures of an evaluation, if the problem makes any."""
+        keep_pictures(self.path, self.plan, study, stop)
 
-    def finish(self, key: str, stop: Stop) -> None:
+    def finish(self, key: str, stop: Stop, keep: bool = True) -> None:
         """Keep the last finite points of a study, and where it is, and go on to the next."""
         study = self.plan.studies[key]
         for folder in ("final", "kept"):
@@ -359,9 +356,12 @@ class RunFolder:
             data = save(tensors)
             write_atomically(self.path / "final" / f"{name}.safetensors", data)
             self.done[name] = sha256(data)
+        if not self.plan.by:  # of a sweep's settings, the best one is to be run again
+            write_models(self.path, study, points(stop.lanes.server), self._best, self._saved["models"])
+        keep_details(self.path, self.plan, key, stop)
         file = f"kept/{list(self.plan.studies).index(key)}-{stop.round}.safetensors"
-        if bytes_of(stop.lanes) <= KEEP:
-            self._saved["kept"][key] = self._write_state(key, stop, file)
+        if keep and bytes_of(stop.lanes) <= KEEP:
+            self._saved["kept"][key] = self._write_state(key, stop, file, self._best.on_beat)
         if before := self._saved.get("before"):
             before["starts"].pop(key, None)
             if not self.left:
@@ -374,12 +374,6 @@ class RunFolder:
         for table in self.tables.values():
             table.close()
         self._lock.release()
-
-
-def _versions() -> dict[str, str]:
-    import fedsaddle
-
-    return {"fedsaddle": fedsaddle.__version__, "torch": torch.__version__}
 
 
 def _first_difference(old: Any, new: Any, at: str = "") -> str:

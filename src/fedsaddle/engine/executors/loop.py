@@ -14,6 +14,7 @@ from fedsaddle.engine.phase import exchange
 from fedsaddle.engine.study import Executor, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Task, Visits, answer, batch_rows
 from fedsaddle.errors import BadInput
+from fedsaddle.problem import name_of
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ def undrawn(work: Callable[[], T], task: Task, device: torch.device) -> T:
     if not torch.equal(before, _luck(device)):
         with _Drawing(device) as drawing:
             work()
-        who = f"{type(task.problem).__name__} with {type(task.algorithm).__name__}"
+        who = f"{name_of(task.problem)} with {type(task.algorithm).__name__}"
         raise BadInput(
             f"{who} draws random numbers by {drawing.name}, which cannot be drawn again: draw them by "
             "fedsaddle.draws, such as draws.uniform(xi.key, rows, columns), or leave them out"

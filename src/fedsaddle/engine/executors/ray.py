@@ -35,6 +35,9 @@ from fedsaddle.errors import BadInput, check_count
 from fedsaddle.problem import Problem
 
 MOST_WORKERS = 100_000
+SENT_AS_CODE = (
+    "fedsaddle_code_"  # modules so called, a person's own files, are sent to the actors as they are
+)
 START_SECONDS = 300.0  # that actors may take to start
 CONNECT_SECONDS = 10.0
 DEATHS = 3  # of each worker without any answer in between, before the run is given up
@@ -143,6 +146,8 @@ class Ray(Executor):
             self._connect()
             import ray
 
+            for module in [own for name, own in sys.modules.items() if name.startswith(SENT_AS_CODE)]:
+                ray.cloudpickle.register_pickle_by_value(module)
             self._problem, self._shared = problem, ray.put(problem)
             actors = [hand.actor for hand in self._hands] or [self._hire() for _ in range(self._size())]
             self._hands[:] = [self._begin(actor) for actor in actors]

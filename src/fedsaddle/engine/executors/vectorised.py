@@ -25,7 +25,8 @@ from fedsaddle.engine.phase import conclude, exchange, padded, visits_in, withou
 from fedsaddle.engine.study import CPU, Executor, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Given, Stage, Task, Visits, answer, batch_rows, walked
 from fedsaddle.errors import BadInput, Notice
-from fedsaddle.problem import Measured, floats
+from fedsaddle.mishaps import place_of
+from fedsaddle.problem import Measured, floats, name_of
 
 T = TypeVar("T")
 SMALL, PIECE = 8 << 20, 32 << 20  # bytes that visits hold which are asked all at once, or piece by piece
@@ -42,6 +43,7 @@ class Vectorised(Executor):
 
     def __init__(self, memory: int | None = None, compiled: bool = True) -> None:
         self.memory, self.compiled = memory, compiled
+        self.asked = memory  # what it may hold becomes known, and less, on the way
         self._recorders: weakref.WeakKeyDictionary[Study, Tapes | Graphs | None] = weakref.WeakKeyDictionary()
         # Bytes of one visit with a short walk, and how many more with a longer one, by phase and rows.
         self._needs: dict[tuple[int, int], tuple[int, int]] = {}
@@ -133,7 +135,7 @@ class Vectorised(Executor):
         problem, graphs = study.problem, self.recorder(study)
         if not isinstance(graphs, Graphs) or not isinstance(problem, Measured):
             return super().measure(study, z)
-        name = f"the evaluation of {type(problem).__name__}"
+        name = f"the evaluation of {name_of(problem)}"
         work = Work(name, together(problem), before=lambda z: problem.measure(Pair(z.x[0], z.y[0])))
         count, size, found = len(z.x), min(TOGETHER, len(study.seeds)), []
         for at in range(0, count, size):
@@ -241,14 +243,15 @@ class Vectorised(Executor):
         except RuntimeError as error:
             if not str(error).startswith("vmap:"):
                 raise
-            who = f"{type(task.problem).__name__} with {type(task.algorithm).__name__}"
+            who = f"{name_of(task.problem)} with {type(task.algorithm).__name__}"
             if "random" in str(error):
                 raise BadInput(
                     f"{who} draws random numbers of its own: draw them by draws.uniform(xi.key, ...)"
                 ) from error
             raise BadInput(
                 f"{who} cannot be computed for many clients at once, for it looks at values (.item(), if, a "
-                "shape that depends on them): write it without, or use --engine loop, executor=Loop()"
+                f"shape that depends on them){place_of(error)}: write it without, or use --engine loop, "
+                "executor=Loop()"
             ) from error
 
     def _need(self, task: Task, extent: Extent, visits: Callable[[], Visits]) -> int:
@@ -286,7 +289,7 @@ def together(problem: Measured) -> Callable[[Pair], dict[str, Tensor]]:
             if out_of_memory(error):
                 raise
             why = str(error).splitlines()[0]
-            told = f"the evaluation of {type(problem).__name__} goes lane by lane, which is slower: {why}"
+            told = f"the evaluation of {name_of(problem)} goes lane by lane, which is slower: {why}"
             warnings.warn(told, Notice, stacklevel=2)
             lanes = [problem.measure(Pair(x, y)) for x, y in zip(*z, strict=True)]
             found = {name: torch.stack([metrics[name] for metrics in lanes]) for name in lanes[0]}

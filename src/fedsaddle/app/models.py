@@ -1,0 +1,265 @@
+"""What has been trained, put to use: a module, scores of new rows, a file for others, pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fedsaddle import draws
+from fedsaddle.blueprint import Blueprint, trusted
+from fedsaddle.border.build import bench_of
+from fedsaddle.border.files import tables_of
+from fedsaddle.border.plugged import plug
+from fedsaddle.border.trained import Choice, check_format, which_model
+from fedsaddle.errors import BadInput, check_count, check_seed, unknown
+from fedsaddle.pictures import grid
+from fedsaddle.problem import Modelled
+from fedsaddle.runs import NOTE, StoredModel, read_model, write_atomically
+
+ROWS_TOGETHER = 1_000  # rows that are scored at a time
+MOST_PICTURES = 10_000
+SAMPLES = 1 << 34  # what the noise of samples is drawn for; a GAN's own evaluations draw for 1 << 33
+
+
+def load(
+    run: str | Path,
+    algorithm: str | None = None,
+    seed: int | None = None,
+    best: bool = False,
+    role: str | None = None,
+    task: object = None,
+    code: Sequence[str | Path] = (),
+) -> nn.Module:
+    """The trained module of a run, on the CPU and in eval mode.
+
+    Args:
+        run: the run's folder.
+        algorithm: by its name in the experiment; may be left out if there is only one.
+        seed: may be left out if there is only one.
+        best: that of the best evaluation by a validation metric, not the last.
+        role: of a task with several networks, such as "discriminator"; by default, the first.
+        task: the task itself, if it was made in Python: a folder does not hold code.
+        code: the files of code that the run's experiment names, as for `fs.run`.
+    """
+    chosen = which_model(run, algorithm, seed, best)
+    written = _read(chosen, chosen.seeds[0], code)
+    name = _role(written, role)
+    if written.blueprint is not None:
+        return written.blueprint.model(name, written.tensors[name])
+    if task is None and code:
+        task = bench_of(str(chosen.folder / "experiment.json"), {"code": code}).problem
+    if not isinstance(task, Modelled):
+        raise BadInput(
+            f"{run} holds a {written.problem} that was made in Python, and no code: give the same task, "
+            f'such as fs.load("{run}", task=task)'
+        )
+    modules = task.models(task.init(0))  # type: ignore[attr-defined]
+    if list(modules) != written.roles:
+        raise BadInput(f"the task has {', '.join(modules)}; {run} holds {', '.join(written.roles)}")
+    return trusted(modules[name], name, written.tensors[name])
+
+
+def _role(written: StoredModel, role: str | None) -> str:
+    if role is not None and role not in written.roles:
+        raise unknown("role", role, written.roles)
+    return role or written.roles[0]
+
+
+def _read(chosen: Choice, seed: int, code: Sequence[str | Path]) -> StoredModel:
+    """A model as its folder has it. A network of a person's own is run only if they name its code."""
+    plug(tables_of(str(chosen.folder / "experiment.json")), code, groups=("networks",))
+    return read_model(chosen.folder, chosen.algorithm, seed, chosen.best)
+
+
+def _built(
+    chosen: Choice, seed: int, role: str | None = None, code: Sequence[str | Path] = ()
+) -> tuple[nn.Module, Blueprint, str]:
+    """A model of a run whose folder says how to build it."""
+    written = _read(chosen, seed, code)
+    name = _role(written, role)
+    if written.blueprint is None:
+        raise BadInput(
+            f"{chosen.folder} holds a {written.problem} that was made in Python, and no code: use "
+            f'fs.load("{chosen.folder}", task=task) there'
+        )
+    return written.blueprint.model(name, written.tensors[name]), written.blueprint, name
+
+
+# --- scores of new rows ----------------------------------------------------------------------------------
+
+
+class Predictions(NamedTuple):
+    """What a model says of rows: a table with its header."""
+
+    header: list[str]
+    rows: Iterator[list[Any]]
+
+
+def predict(
+    run: str | Path,
+    data: str | Path,
+    algorithm: str | None = None,
+    seed: int | str | None = None,
+    best: bool = False,
+    code: Sequence[str | Path] = (),
+) -> Predictions:
+    """The rows of a file, scored as the task scores them; with seed "all", the mean over all seeds."""
+    chosen = which_model(run, algorithm, seed, best)
+    outputs, plan, rows = None, None, None
+    for one in chosen.seeds:
+        model, plan, role = _built(chosen, one, code=code)
+        if plan.parts[role].noise:
+            raise BadInput(f"{run} holds a generator, which scores no rows: see fedsaddle sample {run}")
+        rows = plan.reader.rows(str(data)) if rows is None else rows
+        with torch.no_grad():
+            found = torch.cat([model(some) for some in rows.split(ROWS_TOGETHER)]).to(torch.float64)
+        outputs = found if outputs is None else outputs + found
+    assert outputs is not None
+    assert plan is not None
+    return _told(outputs / len(chosen.seeds), plan)
+
+
+def _told(outputs: Tensor, plan: Blueprint) -> Predictions:
+    if outputs.dim() == 1:
+        return Predictions(["row", "score"], ([row, score] for row, score in enumerate(outputs.tolist())))
+    classes = plan.reader.classes
+    most = outputs.argmax(1).tolist()
+    header = ["row", "class", *(f"p_{name}" for name in classes)]
+    return Predictions(header, ([row, classes[most[row]], *own] for row, own in enumerate(outputs.tolist())))
+
+
+# --- a file for others -----------------------------------------------------------------------------------
+
+
+class Exported(NamedTuple):
+    """A model that was written, and what it takes and gives."""
+
+    path: Path
+    takes: str
+    gives: str
+
+
+def export(
+    run: str | Path,
+    to: str | Path,
+    algorithm: str | None = None,
+    seed: int | None = None,
+    best: bool = False,
+    role: str | None = None,
+    code: Sequence[str | Path] = (),
+) -> Exported:
+    """Write a model so that it can be used without FedSaddle. It takes rows as they are, and scales them."""
+    path = Path(to)
+    form = check_format(path)
+    chosen = which_model(run, algorithm, seed, best)
+    model, plan, name = _built(chosen, chosen.seeds[0], role, code)
+    part, reader = plan.parts[name], plan.reader
+    example = plan.example(name, max(2, plan.together))
+    kind = str(example.dtype).removeprefix("torch.")
+    takes = f"({', '.join(['row', *map(str, example.shape[1:])])}) in {kind}"
+    takes += f": {', '.join(reader.features)}" if reader.columns and not part.noise else ""
+    gives = {
+        "probabilities": f"(row, {len(reader.classes)}): the probabilities of {', '.join(reader.classes)}",
+        "picture": "(row, channel, height, width): pictures in -1 to 1",
+        "logit": "(row,): the logit of being real",
+    }.get(part.outputs, f"(row,): the score of being {plan.positive}")
+    features = reader.features if not part.noise else []
+    about = {"algorithm": chosen.algorithm, "seed": chosen.seeds[0], "best": best, "role": name}
+    note = json.dumps({**about, "takes": takes, "gives": gives, "features": features, **plan.to_json()})
+    write = {".pt2": _pt2, ".onnx": _onnx, ".safetensors": _safetensors}[form]
+    data = write(model, example, note)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, data)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+        raise BadInput(f"cannot write {path}: {error.strerror}; choose another --to") from None
+    return Exported(path, takes, gives)
+
+
+def _pt2(model: nn.Module, example: Tensor, note: str) -> bytes:
+    program, file = _program(model, example), io.BytesIO()
+    program.example_inputs = None  # which would be pickled
+    torch.export.save(program, file, extra_files={f"{NOTE}.json": note})
+    return file.getvalue()
+
+
+def _program(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    """The model as a graph, for any number of rows."""
+    rows = torch.export.Dim("row", min=1)
+    with torch.no_grad():
+        return torch.export.export(model.requires_grad_(False), (example,), dynamic_shapes=({0: rows},))
+
+
+def _onnx(model: nn.Module, example: Tensor, note: str) -> bytes:
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise BadInput(
+            "to export ONNX, PyTorch needs onnxscript: pip install 'onnxscript>=0.6,<1'; to export .pt2, "
+            "nothing more"
+        ) from None
+    talk = logging.getLogger("torch.onnx")
+    before = talk.level
+    talk.setLevel(logging.ERROR)  # of operations of torchvision, which no model here has
+    try:
+        data = _as_onnx(model, example, note)
+    finally:
+        talk.setLevel(before)
+    return data
+
+
+def _as_onnx(model: nn.Module, example: Tensor, note: str) -> bytes:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what PyTorch will change in later versions
+        made = torch.onnx.export(
+            _program(model, example),
+            (),
+            input_names=["rows"],
+            output_names=["outputs"],
+            verbose=False,
+            dynamo=True,
+        )
+    assert made is not None
+    made.model.metadata_props[NOTE] = note
+    data: bytes = made.model_proto.SerializeToString()
+    return data
+
+
+def _safetensors(model: nn.Module, example: Tensor, note: str) -> bytes:
+    return save({name: value.contiguous() for name, value in model.state_dict().items()}, {NOTE: note})
+
+
+# --- pictures --------------------------------------------------------------------------------------------
+
+
+def sample(
+    run: str | Path,
+    count: int = 64,
+    algorithm: str | None = None,
+    seed: int | None = None,
+    best: bool = False,
+    noise_seed: int = 0,
+) -> bytes:
+    """A grid of pictures that a generator makes, as a PNG file's bytes."""
+    check_count("count", count, most=MOST_PICTURES)
+    check_seed("the noise's seed", noise_seed)
+    chosen = which_model(run, algorithm, seed, best)
+    model, plan, role = _built(chosen, chosen.seeds[0])
+    width = plan.parts[role].noise
+    if not width:
+        raise BadInput(f"{run} holds no generator: only a GAN makes pictures")
+    key = draws.key(draws.PROBLEM, SAMPLES, noise_seed)
+    whole = -(-count // plan.together) * plan.together  # they share batch statistics, as they did in training
+    noise = (2 * draws.uniform(key, whole, width) - 1).to(torch.float32)
+    with torch.no_grad():
+        made = torch.cat([model(some) for some in noise.split(plan.together)])[:count]
+    return grid(((made + 1) * 127.5).round().clamp(0, 255).to(torch.uint8))

@@ -1,0 +1,96 @@
+"""Which model of a run is meant, told by its folder. Imports nothing that takes time.
+
+What is read here decides nothing but which name is known: before a model is used, it is held to its hash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedsaddle.errors import BadInput, meant, unknown
+
+ALL = "all"  # in place of a seed: the mean over all
+
+
+FORMATS = (".pt2", ".onnx", ".safetensors")
+
+
+def check_format(path: Path) -> str:
+    """What a model is to be exported as."""
+    if path.suffix.lower() not in FORMATS:
+        raise BadInput(
+            f"--to {path}: a model is exported as {', '.join(FORMATS)}; never as a pickle, which can run code"
+        )
+    return path.suffix.lower()
+
+
+class Choice(NamedTuple):
+    """Lanes of a run."""
+
+    folder: Path
+    algorithm: str
+    seeds: list[int]
+    best: bool
+
+
+def which_model(
+    run: str | Path, algorithm: str | None = None, seed: int | str | None = None, best: bool = False
+) -> Choice:
+    """The model that is meant. An algorithm or a seed may be left out, if there is only one."""
+    folder = Path(run)
+    lanes = _lanes(folder)
+    if algorithm is None and len(lanes) > 1:
+        raise BadInput(f"{folder} holds models of several algorithms: say which, of {', '.join(lanes)}")
+    name = next(iter(lanes)) if algorithm is None else meant(algorithm, lanes)
+    if name not in lanes:
+        raise unknown(f"algorithm with a model in {folder}", name, lanes)
+    seeds = [int(one) for one in lanes[name]]
+    if seed is None and len(seeds) > 1:
+        raise BadInput(f"{name} was run with several seeds: say which, of {_told(seeds)}")
+    if seed not in (None, ALL):
+        if not str(seed).isdecimal() or int(seed) not in seeds:
+            raise BadInput(f"{name} has no model of seed {str(seed)[:80]}; there is {_told(seeds)}")
+        seeds = [int(seed)]
+    lacking = [one for one in seeds if best and "best" not in lanes[name][str(one)]]
+    if lacking:
+        raise BadInput(
+            f"{folder} keeps no best model of {name} with seed {lacking[0]}: the best is found by a metric "
+            "of validation rows, such as those of problem.validation_share; leave out best for the last"
+        )
+    return Choice(folder, name, seeds, best)
+
+
+def _told(seeds: list[int]) -> str:
+    return ", ".join(map(str, seeds[:20])) + (f" and {len(seeds) - 20} more" if len(seeds) > 20 else "")
+
+
+def _lanes(folder: Path) -> dict[str, dict[str, Any]]:
+    """The models that a checkpoint speaks of, by algorithm and seed."""
+    path = folder / "checkpoint.json"
+    if not os.path.isfile(path):
+        raise BadInput(f"{folder} is not the folder of a run: it has no checkpoint.json")
+    try:
+        saved = json.loads(path.read_bytes())
+        lanes = saved.get("models", {}).get("lanes", {})
+        for seeds in lanes.values():
+            for seed, entry in seeds.items():
+                int(seed), entry["sha256"]
+        done, swept = list(saved["done"]), "sweep" in saved["experiment"]
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        raise BadInput(f"{path} is damaged: it is not a checkpoint") from None
+    if lanes:
+        found: dict[str, dict[str, Any]] = lanes
+        return found
+    if swept:
+        raise BadInput(f"{folder} is a sweep, which keeps no models: run its best.toml, and use that run")
+    why = (
+        "its task trains no network, or an older version has run it"
+        if done
+        else "none of its algorithms has had all rounds yet"
+    )
+    raise BadInput(f"{folder} holds no model: {why}")
