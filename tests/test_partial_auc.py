@@ -56,8 +56,8 @@ def f_of(
     problem: PartialAUC, s: torch.Tensor, positive: torch.Tensor, rest: torch.Tensor, alpha: torch.Tensor
 ):
     """F for fixed scores."""
-    part = problem.rows_part(s, positive, *rest, alpha)
-    return part[positive].mean() + part[~positive].mean() + problem.rest(rest[1], rest[2], alpha)
+    part = problem.row(s, positive, *rest, alpha)
+    return 1 + part[positive].mean() + part[~positive].mean()
 
 
 def some_scores(seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,6 +106,15 @@ def test_descent_and_ascent_find_the_saddle_for_fixed_scores():
     assert float(f_of(problem, s, positive, rest, alpha)) == pytest.approx(
         pairwise(s, positive, fpr), abs=2e-3
     )
+
+
+def test_t_comes_back_from_where_it_means_nothing():
+    """From (b, t, alpha) = (1, 0, -1), a corner where F as written would reward all false alarms."""
+    problem, (s, positive) = PartialAUC("town", fpr=0.1), some_scores(5)
+    corner, alpha = torch.tensor([0.5, 1.0, 0.0]).double(), torch.tensor(-1.0).double()
+    slope = grad(lambda r: f_of(problem, s, positive, r, alpha))(corner)
+    assert slope[2] < 0  # so t rises
+    assert slope[1] > 0  # and b falls
 
 
 @pytest.mark.parametrize("partition", ["column", "iid", "dirichlet"])

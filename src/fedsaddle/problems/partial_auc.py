@@ -89,24 +89,23 @@ class PartialAUC(Tabled):
     def scores(self, weights: Tensor, inputs: Tensor) -> Tensor:
         return torch.sigmoid(self.model(weights, scaled(inputs, weights.dtype)).squeeze(1))
 
-    def rows_part(
-        self, s: Tensor, positive: Tensor, a: Tensor, b: Tensor, t: Tensor, alpha: Tensor
-    ) -> Tensor:
-        """The part of F that a row has, of a positive or of a negative."""
-        up = (s - a) ** 2 - 2 * (1 + alpha) * s
-        down = torch.relu(s - t) * (s + t - 2 * b + 2 * (1 + alpha)) / self.beta
-        return torch.where(positive, up, down)
+    def row(self, s: Tensor, positive: Tensor, a: Tensor, b: Tensor, t: Tensor, alpha: Tensor) -> Tensor:
+        """F - 1 as a sum of means over positives and over negatives: what a row has of its mean.
 
-    def rest(self, b: Tensor, t: Tensor, alpha: Tensor) -> Tensor:
-        """The part of F that is nobody's."""
-        return 1 + (t - b) ** 2 + 2 * (1 + alpha) * t - alpha**2
+        Constants too are the rows': a client with few has little of them, and all clients pull alike.
+        """
+        up = (s - a) ** 2 - 2 * (1 + alpha) * s
+        # The last bracket is positive where alpha > b - 1 - t. Elsewhere a large step led, and t comes back.
+        top = torch.relu(s - t) * torch.relu(s + t - 2 * b + 2 * (1 + alpha)) / self.beta
+        down = top + (t - b) ** 2 + 2 * (1 + alpha) * t
+        return torch.where(positive, up, down) - alpha**2 / 2
 
     def loss(self, z: Pair, xi: Batch) -> Tensor:
         weights, a, b, t = z.x.split([self.model.size, 1, 1, 1])
         positive, (ones, zeros) = xi.rows["positive"], self.count
-        part = self.rows_part(self.scores(weights, xi.rows["input"]), positive, a, b, t, z.y)
+        part = self.row(self.scores(weights, xi.rows["input"]), positive, a, b, t, z.y)
         worth = xi.rows["share"] * torch.where(positive, 1 / ones, 1 / zeros)
-        return xi.mean(worth * part) + self.rest(b, t, z.y).sum()
+        return 1 + xi.mean(worth * part)
 
     def surrogate(self, s: Tensor, positive: Tensor) -> Tensor:
         """P, from all scores at once; what F is at its saddle."""
@@ -136,8 +135,8 @@ class PartialAUC(Tabled):
         weights, a, b, t = z.x.split([self.model.size, 1, 1, 1])
         s, unseen = (torch.sigmoid(self.output(weights, rows["input"]).squeeze(1)) for rows in (train, test))
         positive, (ones, zeros) = train["positive"], self.count
-        part = self.rows_part(s, positive, a, b, t, z.y)
-        loss = (part * torch.where(positive, 1 / ones, 1 / zeros)).sum() + self.rest(b, t, z.y).sum()
+        part = self.row(s, positive, a, b, t, z.y)
+        loss = 1 + (part * torch.where(positive, 1 / ones, 1 / zeros)).sum()
         return {
             "test_pauc": partial_auroc(unseen, test["positive"], self.fpr),
             "test_auc": auroc(unseen, test["positive"]),

@@ -358,6 +358,8 @@ def _try_rows(own: OwnTask, client: int, path: str) -> None:
             with torch.no_grad():
                 finite = all(bool(torch.isfinite(one)) for one in own.values(z, xi._replace(own=values)))
             why = "" if finite else "it is not finite"
+        except BadInput as error:
+            why = str(error).removeprefix(f"{own.name}: the loss ")
         except Exception as error:
             why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         if why:
