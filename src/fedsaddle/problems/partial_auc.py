@@ -95,7 +95,7 @@ class PartialAUC(Tabled):
         Constants too are the rows': a client with few has little of them, and all clients pull alike.
         """
         up = (s - a) ** 2 - 2 * (1 + alpha) * s
-        # The last bracket is positive where alpha > b - 1 - t. Elsewhere a large step led, and t comes back.
+        # The last bracket is positive where alpha > b - 1 - t; after a step to elsewhere, t comes back.
         top = torch.relu(s - t) * torch.relu(s + t - 2 * b + 2 * (1 + alpha)) / self.beta
         down = top + (t - b) ** 2 + 2 * (1 + alpha) * t
         return torch.where(positive, up, down) - alpha**2 / 2
