@@ -65,6 +65,10 @@ LISTED = {
     "fedsaddle run auc-mnist --engine ray --address": "needs a cluster: tests/test_ray.py starts one",
     "fedsaddle run auc-mnist --engine ray": LONG,
     "fedsaddle run gan-digits": LONG,
+    "fedsaddle run wgan-digits": LONG,
+    "fedsaddle run gmm-sine": LONG,
+    "fedsaddle sweep gmm-sine": LONG,
+    "python examples/deepgmm.py": "tests/test_gmm.py runs it in little",
     "fedsaddle run gan-mnist": GPU,
     "fedsaddle run robust-mnist --device cuda": GPU,
     "fedsaddle run robust-fashion --device cuda": GPU,
@@ -77,6 +81,7 @@ LISTED = {
     "python -m benchmarks.dropout": LONG,
     "python -m benchmarks.house": "tests/test_house.py",
     "python -m benchmarks.journeys": LONG,
+    "python -m benchmarks.own_task": LONG,
     "python -m benchmarks.quadratic": LONG,
     "python -m pytest": GPU,
 }
@@ -255,6 +260,10 @@ def is_run_on_devices(text: str, folder: Path, document: str) -> None:
     assert document in (ROOT / "tests/test_devices.py").read_text()
 
 
+def is_of_an_example(text: str, folder: Path, document: str) -> None:
+    assert any(text in path.read_text() for path in (ROOT / "examples").glob("*.py"))
+
+
 def is_tested_elsewhere(text: str, folder: Path, document: str) -> None:
     """tests/test_project.py puts this document's blocks together and runs them."""
     assert f'"{document}"' in (ROOT / "tests/test_project.py").read_text()
@@ -276,6 +285,7 @@ BLOCKS = {
     ("docs/data.md", "python"): runs,
     ("docs/data.md", "toml"): is_tested_elsewhere,
     ("docs/deploy.md", "python"): is_run_on_devices,
+    ("docs/deep-gmm.md", "python"): is_of_an_example,
     ("docs/deploy.md", "toml"): completes_an_experiment,
     ("docs/experiments.md", "toml"): is_an_experiment,
     ("docs/own-task.md", "python"): runs,

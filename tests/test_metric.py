@@ -155,15 +155,18 @@ WRONG = {
     ),
     "up": (
         {"f1": Metric("up", "test")},
-        f"MyProblem.metrics['f1'] must be such as {SUCH}, got Metric(better='up', rows='test', chance=None, of=None)",
+        f"MyProblem.metrics['f1'] must be such as {SUCH}, got "
+        "Metric(better='up', rows='test', chance=None, of=None)",
     ),
     "all rows": (
         {"f1": Metric("high", "all")},
-        f"MyProblem.metrics['f1'] must be such as {SUCH}, got Metric(better='high', rows='all', chance=None, of=None)",
+        f"MyProblem.metrics['f1'] must be such as {SUCH}, got "
+        "Metric(better='high', rows='all', chance=None, of=None)",
     ),
     "no number": (
         {"f1": Metric("high", "test", float("nan"))},
-        f"MyProblem.metrics['f1'] must be such as {SUCH}, got Metric(better='high', rows='test', chance=nan, of=None)",
+        f"MyProblem.metrics['f1'] must be such as {SUCH}, got "
+        "Metric(better='high', rows='test', chance=nan, of=None)",
     ),
     "a word": ({"f1": "high"}, f"MyProblem.metrics['f1'] must be such as {SUCH}, got 'high'"),
     "a list": (["f1"], f"MyProblem.metrics must be such as {{\"f1\": {SUCH}}}, got ['f1']"),
