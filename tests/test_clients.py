@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import fedsaddle as fs
 from fedsaddle import problem
-from fedsaddle.border.values import identity_of
+from fedsaddle.border.identity import identity_of
 from fedsaddle.core import Pair
 from fedsaddle.data import arrow, columns
 from fedsaddle.errors import BadInput, Notice
