@@ -291,6 +291,208 @@ def catalyst_scaffold_s(x, y, seed, eta_l, eta_g, theta, K_0, K):
         yield x, y
 
 
+# --- newer rules --------------------------------------------------------------------------------------
+
+
+def ends_of_walks(x, y, seed, t, phase, eta, gamma, K):
+    """Plain walks, and the mean of their ends."""
+    ends = []
+    for i in cohort(seed, t, phase):
+        x_i, y_i = x, y
+        for rows in minibatches(seed, t, phase, i, K):
+            gx, gy = gradient(x_i, y_i, rows)
+            x_i, y_i = x_i - eta * gx, y_i + gamma * gy
+        ends.append((x_i, y_i))
+    return mean(ends)
+
+
+def fsgda(x, y, seed, eta, gamma, eta_g, gamma_g, K):
+    for t in range(ROUNDS):
+        mean_x, mean_y = ends_of_walks(x, y, seed, t, 0, eta, gamma, K)
+        x, y = (1 - eta_g) * x + eta_g * mean_x, (1 - gamma_g) * y + gamma_g * mean_y
+        yield x, y
+
+
+def fess_gda(x, y, seed, eta, gamma, p, beta, eta_g, gamma_g, K):
+    centre = x
+    for t in range(ROUNDS):
+        mean_x, mean_y = ends_of_walks(x, y, seed, t, 0, eta, gamma, K)
+        x, y = (
+            x + eta_g * (mean_x - x) - eta * eta_g * K * p * (x - centre),
+            y + gamma_g * (mean_y - y),
+        )
+        centre = (1 - beta) * centre + beta * x
+        yield x, y
+
+
+def momentum_local_sgda(x, y, seed, eta, gamma, b, K):
+    for t in range(ROUNDS):
+        ends = []
+        for i in cohort(seed, t, 0):
+            x_i, y_i, m_x, m_y = x, y, 0, 0
+            for rows in minibatches(seed, t, 0, i, K):
+                gx, gy = gradient(x_i, y_i, rows)
+                m_x, m_y = (1 - b) * m_x + b * gx, (1 - b) * m_y + b * gy
+                x_i, y_i = x_i - eta * m_x, y_i + gamma * m_y
+            ends.append((x_i, y_i))
+        x, y = mean(ends)
+        yield x, y
+
+
+def fedavg_m(x, y, seed, eta, gamma, b, rho, K):
+    for t in range(ROUNDS):
+        e, g = eta / (t + 1) ** rho, gamma / (t + 1) ** rho
+        ends = []
+        for i in cohort(seed, t, 0):
+            x_i, y_i = x, y
+            for rows in minibatches(seed, t, 0, i, K):
+                gx, gy = gradient(x_i, y_i, rows)
+                if t:
+                    gx, gy = b * gx + (1 - b) * u, b * gy + (1 - b) * v  # noqa: F821
+                x_i, y_i = x_i - e * gx, y_i + g * gy
+            ends.append((x_i, y_i))
+        (mean_x, mean_y), x_old, y_old = mean(ends), x, y
+        x, y = mean_x, mean_y
+        u, v = (x_old - x) / (K * e), (y - y_old) / (K * g)  # noqa: F841
+        yield x, y
+
+
+def sagda(x, y, seed, eta, gamma, eta_g, gamma_g, K):
+    for t in range(ROUNDS):
+        u, v = mean([gradient(x, y, everything(i)) for i in cohort(seed, t, 0)])
+        ends = []
+        for i in cohort(seed, t, 1):
+            x_i, y_i = x, y
+            v_x, v_y = gradient(x, y, everything(i))
+            for rows in minibatches(seed, t, 1, i, K):
+                gx, gy = gradient(x_i, y_i, rows)
+                x_i, y_i = x_i - eta * (gx + u - v_x), y_i + gamma * (gy + v - v_y)
+            ends.append((x_i, y_i))
+        mean_x, mean_y = mean(ends)
+        x, y = x + eta_g * (mean_x - x), y + gamma_g * (mean_y - y)
+        yield x, y
+
+
+def fedgda_gt(x, y, seed, eta_l, K):
+    for t in range(ROUNDS):
+        u, v = mean([gradient(x, y, everything(i)) for i in cohort(seed, t, 0)])
+        ends = []
+        for i in cohort(seed, t, 1):
+            x_i, y_i = x, y
+            v_x, v_y = gradient(x, y, everything(i))
+            for _ in range(K):
+                gx, gy = gradient(x_i, y_i, everything(i))
+                x_i, y_i = x_i - eta_l * (gx - v_x + u), y_i + eta_l * (gy - v_y + v)
+            ends.append((x_i, y_i))
+        x, y = mean(ends)
+        yield x, y
+
+
+def adafgda(x, y, seed, c_eta, c_gamma, c_alpha, rho, K, decay=None, floor=None):
+    """Without a decay, FGDA."""
+    v_x, v_y, s_x, s_y = torch.zeros_like(x), torch.zeros_like(y), torch.ones_like(x), torch.ones_like(y)
+
+    def over(v, s):
+        return v if decay is None else v / (s.sqrt() + floor)
+
+    for t in range(ROUNDS):
+        eta, gamma = c_eta / (t + 1) ** rho, c_gamma / (t + 1) ** rho
+        alpha = 1 if t == 0 else min(1, c_alpha / (t + 1) ** (2 * rho))
+        ends, estimates = [], []
+        for i in cohort(seed, t, 0):
+            x_i, y_i, p, q = x, y, v_x, v_y
+            for rows in minibatches(seed, t, 0, i, K):
+                old_x, old_y = gradient(x_i, y_i, rows)
+                x_i, y_i = x_i - eta * over(p, s_x), y_i + gamma * over(q, s_y)
+                new_x, new_y = gradient(x_i, y_i, rows)
+                p, q = new_x + (1 - alpha) * (p - old_x), new_y + (1 - alpha) * (q - old_y)
+            ends.append((x_i, y_i))
+            estimates.append((p, q))
+        (x, y), (v_x, v_y) = mean(ends), mean(estimates)
+        if decay is not None:
+            s_x, s_y = decay * s_x + (1 - decay) * v_x**2, decay * s_y + (1 - decay) * v_y**2
+        x, y = x - eta * over(v_x, s_x), y + gamma * over(v_y, s_y)
+        yield x, y
+
+
+def fednest(x, y, seed, eta, gamma, T, K):
+    for t in range(ROUNDS):
+        for inner in range(T):
+            _, v = mean([gradient(x, y, everything(i)) for i in cohort(seed, t, 2 * inner)])
+            ends = []
+            for i in cohort(seed, t, 2 * inner + 1):
+                y_i = y
+                for rows in minibatches(seed, t, 2 * inner + 1, i, K):
+                    y_i = y_i + gamma * (gradient(x, y_i, rows)[1] + v - gradient(x, y, rows)[1])
+                ends.append((x, y_i))
+            _, y = mean(ends)
+        u, _ = mean([gradient(x, y, everything(i)) for i in cohort(seed, t, 2 * T)])
+        ends = []
+        for i in cohort(seed, t, 2 * T + 1):
+            x_i = x
+            for rows in minibatches(seed, t, 2 * T + 1, i, K):
+                x_i = x_i - eta * (gradient(x_i, y, rows)[0] + u - gradient(x, y, rows)[0])
+            ends.append((x_i, y))
+        x, _ = mean(ends)
+        yield x, y
+
+
+def server_eg(x, y, seed, eta, gamma, K):
+    for t in range(ROUNDS):
+        x_ahead, y_ahead = ends_of_walks(x, y, seed, t, 0, eta, gamma, K)
+        x_end, y_end = ends_of_walks(x_ahead, y_ahead, seed, t, 1, eta, gamma, K)
+        x, y = x + (x_end - x_ahead), y + (y_end - y_ahead)
+        yield x, y
+
+
+def server_ogda(x, y, seed, eta, gamma, K):
+    for t in range(ROUNDS):
+        x_end, y_end = ends_of_walks(x, y, seed, t, 0, eta, gamma, K)
+        p, q = x_end - x, y_end - y
+        if t == 0:
+            p_old, q_old = p, q
+        x, y = x + 2 * p - p_old, y + 2 * q - q_old
+        p_old, q_old = p, q
+        yield x, y
+
+
+def fedualex(x, y, seed, eta_l, eta_g, K):
+    x_0, y_0, down, up = x, y, torch.zeros_like(x), torch.zeros_like(y)
+    for t in range(ROUNDS):
+        sums = []
+        for i in cohort(seed, t, 0):
+            s_x, s_y = down, up
+            drawn = minibatches(seed, t, 0, i, 2 * K)
+            for k in range(K):
+                gx, gy = gradient(x_0 - s_x, y_0 + s_y, drawn[2 * k])
+                hx, hy = gradient(x_0 - s_x - eta_l * gx, y_0 + s_y + eta_l * gy, drawn[2 * k + 1])
+                s_x, s_y = s_x + eta_l * hx, s_y + eta_l * hy
+            sums.append((s_x, s_y))
+        mean_x, mean_y = mean(sums)
+        down, up = down + eta_g * (mean_x - down), up + eta_g * (mean_y - up)
+        yield x_0 - down, y_0 + up
+
+
+def proxskip_vip(x, y, seed, eta_l, K):
+    """Whom a coin calls, all of them in turn learn where the others are: at their next visit."""
+    h_x, h_y = [torch.zeros_like(x)] * N, [torch.zeros_like(y)] * N
+    end_x, end_y = [x] * N, [y] * N
+    for t in range(ROUNDS):
+        chance = draws.uniform(draws.key(draws.STEPS, seed, t, 0), 1).item()
+        ends = []
+        for i in cohort(seed, t, 0):
+            h_x[i] = h_x[i] + (x - end_x[i]) / (K * eta_l)
+            h_y[i] = h_y[i] - (y - end_y[i]) / (K * eta_l)
+            x_i, y_i = x, y
+            for rows in minibatches(seed, t, 0, i, steps_of_catalyst(K)(chance)):
+                gx, gy = gradient(x_i, y_i, rows)
+                x_i, y_i = x_i - eta_l * (gx - h_x[i]), y_i + eta_l * (gy - h_y[i])
+            end_x[i], end_y[i] = x_i, y_i
+            ends.append((x_i, y_i))
+        x, y = mean(ends)
+        yield x, y
+
+
 def steps_of_catalyst(K):
     return ALGORITHMS["catalyst-scaffold-s"].rule(eta_l=0.1, eta_g=0.1, K=K).phases()[1].steps
 
@@ -334,6 +536,28 @@ CASES = [
         catalyst_scaffold_s,
         {"eta_l": 0.1, "eta_g": 0.08, "theta": 0.6, "K_0": 2, "K": 3},
     ),
+    ("fsgda", fsgda, {"eta": 0.11, "gamma": 0.07, "eta_g": 1.2, "gamma_g": 0.7, "K": 3}),
+    (
+        "fess-gda",
+        fess_gda,
+        {"eta": 0.11, "gamma": 0.07, "p": 0.4, "beta": 0.3, "eta_g": 1.2, "gamma_g": 0.7, "K": 3},
+    ),
+    ("momentum-local-sgda", momentum_local_sgda, {"eta": 0.11, "gamma": 0.07, "b": 0.6, "K": 3}),
+    ("fedavg-m", fedavg_m, {"eta": 0.11, "gamma": 0.07, "b": 0.6, "rho": 0.3, "K": 3}),
+    ("sagda", sagda, {"eta": 0.11, "gamma": 0.07, "eta_g": 1.2, "gamma_g": 0.7, "K": 3}),
+    ("fedgda-gt", fedgda_gt, {"eta_l": 0.09, "K": 3}),
+    ("fgda", adafgda, {"c_eta": 0.11, "c_gamma": 0.07, "c_alpha": 0.8, "rho": 0.3, "K": 3}),
+    (
+        "adafgda",
+        adafgda,
+        {"c_eta": 0.05, "c_gamma": 0.04, "c_alpha": 0.8, "rho": 0.3, "K": 3, "decay": 0.7, "floor": 0.05},
+    ),
+    ("fednest", fednest, {"eta": 0.11, "gamma": 0.07, "T": 1, "K": 3}),
+    ("fednest", fednest, {"eta": 0.11, "gamma": 0.07, "T": 2, "K": 3}),
+    ("server-eg", server_eg, {"eta": 0.11, "gamma": 0.07, "K": 3}),
+    ("server-ogda", server_ogda, {"eta": 0.11, "gamma": 0.07, "K": 3}),
+    ("fedualex", fedualex, {"eta_l": 0.09, "eta_g": 1.2, "K": 3}),
+    ("proxskip-vip", proxskip_vip, {"eta_l": 0.09, "K": 3}),
 ]
 
 

@@ -395,6 +395,21 @@ def test_all_nine_equal_the_simulator_bit_for_bit(nine, tmp_path):
         assert (tmp_path / "real" / table).read_bytes() == (tmp_path / "sim" / table).read_bytes()
 
 
+def test_newer_rules_equal_the_simulator_bit_for_bit(nine, tmp_path):
+    """Those that ask most of a deployment: four phases, a memory of two vectors, two minibatches a step."""
+    settings = [
+        "algorithms.fednest={eta=0.05, gamma=0.08}",
+        "algorithms.proxskip-vip={eta_l=0.05}",
+        "algorithms.fedualex={eta_l=0.05}",
+    ]
+    options = {"algorithms": ["fednest", "proxskip-vip", "fedualex"], "rounds": 3}
+    plan = plan_of(nine, *settings, **options)
+    deployed(plan, Clients(plan, tmp_path / "nodes"), tmp_path / "real")
+    simulated(plan_of(nine, *settings, **options), tmp_path / "sim")
+    assert_same_end(tmp_path / "real", tmp_path / "sim")
+    assert_replays(tmp_path / "real")
+
+
 @pytest.mark.parametrize("task", ["auc", "robust", "fair", "gan"])
 def test_tasks_with_data_equal_the_simulator(nine, tmp_path, task):
     """In float32 too: a device computes what the loop over single clients does."""

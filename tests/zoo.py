@@ -22,6 +22,22 @@ ALGORITHMS = {
     "catalyst-scaffold-s": fs.CatalystScaffoldS(eta_l=0.05, eta_g=0.06, theta=0.3, K_0=6, K=3),
 }
 
+NEWER = {
+    "fsgda": fs.FSGDA(eta=0.05, gamma=0.08, eta_g=1.2, gamma_g=0.8, K=3),
+    "fess-gda": fs.FESSGDA(eta=0.05, gamma=0.08, p=0.3, beta=0.4, eta_g=1.2, gamma_g=0.8, K=3),
+    "momentum-local-sgda": fs.MomentumLocalSGDA(eta=0.05, gamma=0.08, b=0.6, K=3),
+    "fedavg-m": fs.FedAvgM(eta=0.05, gamma=0.08, b=0.6, rho=0.2, K=3),
+    "sagda": fs.SAGDA(eta=0.05, gamma=0.08, eta_g=1.2, gamma_g=0.8, K=3),
+    "fedgda-gt": fs.FedGDAGT(eta_l=0.05, K=3),
+    "fgda": fs.FGDA(c_eta=0.05, c_gamma=0.08, c_alpha=0.7, rho=0.3, K=3),
+    "adafgda": fs.AdaFGDA(c_eta=0.02, c_gamma=0.03, c_alpha=0.7, rho=0.3, decay=0.8, floor=0.05, K=3),
+    "fednest": fs.FedNest(eta=0.05, gamma=0.08, T=2, K=3),
+    "server-eg": fs.ServerEG(eta=0.05, gamma=0.08, K=3),
+    "server-ogda": fs.ServerOGDA(eta=0.05, gamma=0.08, K=3),
+    "fedualex": fs.FeDualEx(eta_l=0.05, eta_g=1.1, K=3),
+    "proxskip-vip": fs.ProxSkipVIP(eta_l=0.05, K=3),
+}
+
 
 def fleets(folder: Path) -> dict[str, object]:
     trace = folder / "trace.csv"

@@ -67,6 +67,16 @@ def only_x(z: Pair) -> Pair:
     return Pair(z.x, z.y[:0])
 
 
+def only_y(z: Pair) -> Pair:
+    """What is left when nothing of x is sent."""
+    return Pair(z.x[:0], z.y)
+
+
+def further(z: Pair, towards: Pair, eta_g: Scalar, gamma_g: Scalar) -> Pair:
+    """From z towards another point, as far as the server's steps say: 1 is there."""
+    return Pair(z.x + eta_g * (towards.x - z.x), z.y + gamma_g * (towards.y - z.y))
+
+
 def where(condition: Tensor, then: Pair, otherwise: Pair) -> Pair:
     """Choose between two pairs by a tensor, so that one traced round serves all rounds."""
     return Pair(torch.where(condition, then.x, otherwise.x), torch.where(condition, then.y, otherwise.y))

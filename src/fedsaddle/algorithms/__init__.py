@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 from fedsaddle.algorithms.catalyst import CatalystScaffoldS
 from fedsaddle.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
 from fedsaddle.algorithms.coda import CODASCA, CODAPlus
+from fedsaddle.algorithms.fednest import FedNest
+from fedsaddle.algorithms.fess import FESSGDA, FSGDA
+from fedsaddle.algorithms.fgda import FGDA, AdaFGDA
+from fedsaddle.algorithms.momentum import FedAvgM, MomentumLocalSGDA
+from fedsaddle.algorithms.optimism import FeDualEx, ServerEG, ServerOGDA
+from fedsaddle.algorithms.proxskip import ProxSkipVIP
 from fedsaddle.algorithms.sgda import ExtraStep, LocalSGDAPlus, ParallelSGDA
+from fedsaddle.algorithms.tracking import SAGDA, FedGDAGT
 
 __all__ = [
     "ALGORITHMS",
@@ -15,12 +22,25 @@ __all__ = [
     "CDMANC",
     "CDMAONE",
     "CODASCA",
+    "FESSGDA",
+    "FGDA",
+    "FSGDA",
+    "SAGDA",
+    "AdaFGDA",
     "CODAPlus",
     "CatalystScaffoldS",
     "Entry",
     "ExtraStep",
+    "FeDualEx",
+    "FedAvgM",
+    "FedGDAGT",
+    "FedNest",
     "LocalSGDAPlus",
+    "MomentumLocalSGDA",
     "ParallelSGDA",
+    "ProxSkipVIP",
+    "ServerEG",
+    "ServerOGDA",
 ]
 
 
@@ -42,6 +62,20 @@ ALGORITHMS = {
     "coda-plus": Entry(CODAPlus, "proximal stages of local steps"),
     "codasca": Entry(CODASCA, "CODA+ with control variates"),
     "catalyst-scaffold-s": Entry(CatalystScaffoldS, "corrected walks of random length in proximal stages"),
+    # Newer than the paper:
+    "fsgda": Entry(FSGDA, "local steps, then a step of the server"),
+    "fess-gda": Entry(FESSGDA, "the same on a smoothed loss, whose centre follows x"),
+    "momentum-local-sgda": Entry(MomentumLocalSGDA, "local steps along a mean of the visit's gradients"),
+    "fedavg-m": Entry(FedAvgM, "local steps mixed with the last round's direction"),
+    "sagda": Entry(SAGDA, "local steps corrected by gradients on all rows, and a step of the server"),
+    "fedgda-gt": Entry(FedGDAGT, "the same on all rows in every step"),
+    "fgda": Entry(FGDA, "recursive momentum within the walks, averaged too"),
+    "adafgda": Entry(AdaFGDA, "the same with steps scaled entry by entry"),
+    "fednest": Entry(FedNest, "corrected walks of y, then of x"),
+    "server-eg": Entry(ServerEG, "an extragradient step whose gradients are walks"),
+    "server-ogda": Entry(ServerOGDA, "an optimistic step whose gradients are walks"),
+    "fedualex": Entry(FeDualEx, "local extragradient steps on a sum of directions"),
+    "proxskip-vip": Entry(ProxSkipVIP, "controlled local steps until a common coin falls; all must answer"),
     # Where the authors' release of CDMA departs from the published rules:
     "codasca-release": Entry(CODASCA, "CODASCA whose dual is not corrected", {"beta": 0.0}),
     # Its snapshot follows every local step, so both gradients are taken at one point: CDMA-NC.

@@ -52,8 +52,7 @@ class CatalystScaffoldS:
     K: Count = 10
 
     def walk_length(self, chance: float) -> int:
-        """Geometric with mean K, by inversion of a uniform chance."""
-        return self.K if self.K == 1 else 1 + int(math.log1p(-chance) / math.log1p(-1 / self.K))
+        return geometric(self.K, chance)
 
     def init(self, z: Pair) -> Server:
         return Server(z, z, zeros_like(z))
@@ -87,3 +86,8 @@ class CatalystScaffoldS:
             Phase("collect", self.send_point, self.collect, self.correct),
             Phase("update", self.send_correction, self.update, self.average, steps=self.walk_length),
         )
+
+
+def geometric(mean: int, chance: float) -> int:
+    """A geometric number of steps, by inversion of a uniform chance."""
+    return 1 if mean == 1 else 1 + int(math.log1p(-chance) / math.log1p(-1 / mean))

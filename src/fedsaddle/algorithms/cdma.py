@@ -38,6 +38,15 @@ from fedsaddle.core import (
 )
 
 
+def plain_walk(client: Client, z: Pair, eta: Scalar, gamma: Scalar) -> Pair:
+    """Local steps along each minibatch's own gradient."""
+
+    def move(w: Pair, xi: object) -> Pair:
+        return step(w, client.grad(w, xi), eta, gamma)
+
+    return client.walk(move, z)
+
+
 def corrected_walk(client: Client, z: Pair, u: Pair, eta: Scalar, gamma: Scalar) -> Pair:
     """Local steps whose drift is corrected by u: at the start of the walk, d is u itself."""
 
@@ -69,10 +78,7 @@ class CDMANC:
         return {"z": server.z}
 
     def update(self, client: Client, z: Parameters) -> Reply:
-        def move(w: Pair, xi: object) -> Pair:
-            return step(w, client.grad(w, xi), self.eta, self.gamma)
-
-        return Reply({"z": client.walk(move, z)})
+        return Reply({"z": plain_walk(client, z, self.eta, self.gamma)})
 
     def average(self, server: Point, turn: Turn, z: Parameters) -> Point:
         return Point(z)

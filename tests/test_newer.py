@@ -1,0 +1,120 @@
+"""The algorithms newer than the paper: when one is another, which are exact, and that all compute the same.
+
+Each is written by hand in test_by_hand.py.
+"""
+
+import pytest
+import torch
+
+import fedsaddle as fs
+from fedsaddle.algorithms import ALGORITHMS as NAMES
+from fedsaddle.engine.compile import tapes
+from test_engine import assert_same, run
+from zoo import ALGORITHMS, NEWER, fleets
+
+PAIRS = {
+    "fsgda": (fs.FSGDA(0.05, 0.08, K=3), fs.CDMANC(0.05, 0.08, K=3)),
+    "fess-gda": (
+        fs.FESSGDA(0.05, 0.08, p=0.0, eta_g=1.2, gamma_g=0.8, K=3),
+        fs.FSGDA(0.05, 0.08, eta_g=1.2, gamma_g=0.8, K=3),
+    ),
+    "momentum-local-sgda": (fs.MomentumLocalSGDA(0.05, 0.08, b=1.0, K=3), fs.CDMANC(0.05, 0.08, K=3)),
+    "fedavg-m": (fs.FedAvgM(0.05, 0.08, b=1.0, K=3), fs.CDMANC(0.05, 0.08, K=3)),
+    "adafgda": (
+        fs.AdaFGDA(0.05, 0.08, decay=1.0, floor=1e-300, K=3),  # s stays 1
+        fs.FGDA(0.05, 0.08, K=3),
+    ),
+}
+
+
+def test_every_algorithm_that_ships_is_in_the_zoo():
+    releases = {name for name in NAMES if name.endswith("-release")}
+    assert NAMES.keys() - releases == ALGORITHMS.keys() | NEWER.keys()
+    for name, rule in NEWER.items():
+        assert type(rule) is NAMES[name].rule
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_where_a_term_vanishes_it_is_another_rule(name):
+    one, other = PAIRS[name]
+    assert_same(run(one, rounds=5), run(other, rounds=5), tolerance=1e-12)
+    assert not torch.allclose(run(NEWER[name]).server.z.x, run(other).server.z.x)
+
+
+def test_with_one_step_server_eg_is_an_extragradient_step_of_cohorts():
+    """Everybody answers with the gradient on all rows: Korpelevich's method, on paper."""
+    problem = fs.Quadratic(clients=6, dim_x=3, dim_y=5, samples=1, noise=0.0)
+    everybody = {"fleet": fs.Everybody(), "quorum": fs.Quorum(invite=6), "batch": 1, "problem": problem}
+    lanes = run(fs.ServerEG(0.1, 0.2, K=1), seeds=(4,), rounds=3, **everybody)
+    z = problem.init(4)
+
+    def slope(z):
+        z = fs.Pair(*(value.clone().requires_grad_() for value in z))
+        return fs.Pair(*torch.autograd.grad(problem.value(z), [*z]))
+
+    for _ in range(3):
+        ahead = fs.step(z, slope(z), 0.1, 0.2)
+        z = fs.step(z, slope(ahead), 0.1, 0.2)
+    torch.testing.assert_close(lanes.server.z.x[0], z.x, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(lanes.server.z.y[0], z.y, rtol=1e-10, atol=1e-12)
+
+
+# --- exactness: everybody answers, gradients are exact, clients differ ------------------------------------
+
+EXACT = {
+    "sagda": fs.SAGDA(0.05, 0.15, K=5),
+    "fedgda-gt": fs.FedGDAGT(0.05, K=5),
+    "fednest": fs.FedNest(0.05, 0.15, T=1, K=5),
+    "proxskip-vip": fs.ProxSkipVIP(0.05, K=5),
+}
+BIASED = {
+    "fsgda": fs.FSGDA(0.05, 0.15, K=5),
+    "fess-gda": fs.FESSGDA(0.05, 0.15, p=0.1, K=5),
+    "momentum-local-sgda": fs.MomentumLocalSGDA(0.05, 0.15, b=0.5, K=5),
+    "fedavg-m": fs.FedAvgM(0.05, 0.15, b=0.5, K=5),
+    "fgda": fs.FGDA(0.05, 0.15, rho=0.0, K=5),
+    "server-eg": fs.ServerEG(0.05, 0.15, K=5),
+    "server-ogda": fs.ServerOGDA(0.05, 0.15, K=5),
+    "fedualex": fs.FeDualEx(0.05, K=5),
+}
+
+
+def stationarity(rule, rounds):
+    problem = fs.Quadratic(
+        clients=6, dim_x=3, dim_y=5, samples=1, noise=0.0, dissimilarity=0.3, heterogeneity=2.0, kappa=3.0
+    )
+    everybody = {"fleet": fs.Everybody(), "quorum": fs.Quorum(invite=6), "batch": 1, "seeds": (0,)}
+    outcome = fs.simulate(problem, rule, rounds=rounds, evaluate_every=rounds, progress=False, **everybody)
+    return outcome.last("stationarity")[0]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_corrects_its_drift_is_exact(name):
+    assert stationarity(EXACT[name], 800) < 1e-20
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_what_does_not_stays_away_by_its_drift(name):
+    early, late = (stationarity(BIASED[name], rounds) for rounds in (400, 800))
+    assert 1e-12 < late < 0.1
+    assert late == pytest.approx(early, rel=0.2)
+
+
+# --- whoever computes them ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fleet", ["paper", "latency"])
+@pytest.mark.parametrize("name", NEWER)
+def test_vectorised_and_replayed_equal_the_loop(name, fleet, tmp_path, monkeypatch):
+    fleet = fleets(tmp_path)[fleet]
+    loop = run(NEWER[name], rounds=6, fleet=fleet, executor=fs.Loop())
+    assert max(loop.completed) > 0
+    assert_same(run(NEWER[name], rounds=6, fleet=fleet, executor=fs.Vectorised(compiled=False)), loop)
+    replays = []
+    for kind in (tapes.Tape, tapes.WalkTape):
+        monkeypatch.setattr(
+            kind, "__call__", lambda *given, play=kind.__call__: replays.append(given) or play(*given)
+        )
+    monkeypatch.setattr(tapes, "PATIENCE", 0)
+    assert_same(run(NEWER[name], rounds=6, fleet=fleet, executor=fs.Vectorised()), loop)
+    assert len(replays) >= 3
