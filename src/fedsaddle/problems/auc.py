@@ -54,7 +54,7 @@ class AUC(OnDevices, Measured):
     partition: str = "label"  # label, iid, dirichlet or column; devices, if each holds rows of its own
     alpha: float = 0.5  # of dirichlet
     network: str = "mlp"  # lenet5, cifar-cnn, logistic or mlp
-    # By one output, by the second of ten classes, or by that after the release's ReLU, which lenet5 alone has:
+    # By one output; by the second of ten classes; or by that after the release's ReLU, of lenet5 alone:
     scoring: Literal["sigmoid", "softmax", "release"] = "sigmoid"
     positive: bool | int | str | None = None  # the class to be found; 0 in the datasets with a name
     seed: Seed = 0  # of the partition, and of which rows are tested
