@@ -270,7 +270,7 @@ def table(lines: Sequence[Line]) -> list[str]:
     return found
 
 
-def page(lines: Sequence[Line], given: argparse.Namespace, command: str, commit: str, machine: str) -> str:
+def page(lines: Sequence[Line], given: argparse.Namespace, command: str, machine: str) -> str:
     """The page of results."""
     seeds = len({line.seed for line in lines})
     rounds = max((line.rounds for line in lines), default=0)
@@ -295,7 +295,7 @@ def page(lines: Sequence[Line], given: argparse.Namespace, command: str, commit:
     parts = [
         f"# Which seeds collapse: cohorts and scorings on `{given.experiment}`",
         "",
-        f"Measured at commit {commit} by:",
+        f"Measured at commit {commit()} by:",
         "",
         f"    {command}",
         "",
@@ -317,6 +317,14 @@ def page(lines: Sequence[Line], given: argparse.Namespace, command: str, commit:
     return "\n".join(parts)
 
 
+def commit() -> str:
+    words = ["git", "rev-parse", "--short=7", "HEAD"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "(unknown: there is no git here)"
+
+
 def write(lines: Sequence[Line], given: argparse.Namespace, command: str) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     with (given.out / f"{given.name}.csv").open("w", newline="") as file:
@@ -325,13 +333,10 @@ def write(lines: Sequence[Line], given: argparse.Namespace, command: str) -> Non
         for line in lines:
             values = [f"{value:.6g}" if isinstance(value, float) else value for value in line]
             writer.writerow([*values, line.frozen, line.dead, line.collapsed])
-    git = subprocess.run(
-        ["git", "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=True
-    )
     gpu = torch.device(given.device).type == "cuda"
     machine = torch.cuda.get_device_name() if gpu else f"A CPU ({platform.machine()})"
     told = f"{machine}, torch {torch.__version__.split('+')[0]}, float32"
-    (given.out / f"{given.name}.md").write_text(page(lines, given, command, git.stdout.strip(), told))
+    (given.out / f"{given.name}.md").write_text(page(lines, given, command, told))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
