@@ -167,7 +167,7 @@ def invite(
 class Fleet(Protocol):
     """How the clients of a fleet answer.
 
-    One that is `once_a_round` is asked again as in the first phase, where cohorts are those that answered.
+    If it is `once_a_round`, those who answered in a round answer in it again, where cohorts are `answered`.
     """
 
     def check(self, clients: int) -> None:

@@ -87,7 +87,8 @@ def gather(
         if out and out[lane]:
             waits = {client: wait for client, wait in waits.items() if client not in out[lane]}
         if before is not None:
-            waits = {client: wait for client, wait in waits.items() if client in before[lane].used}
+            used = set(before[lane].used)
+            waits = {client: wait for client, wait in waits.items() if client in used}
         own = list(waits)
         bad = [place for place, client in enumerate(own) if client in why[lane]]
         end = study.quorum.settle(list(waits.values()), bad)
