@@ -50,7 +50,7 @@ def test_p_is_the_part_of_positives_among_all_clients():
         assert problem.p == pytest.approx(float((data.labels[rows] == 0).double().mean()))
 
 
-@pytest.mark.parametrize("scoring", ["sigmoid", "release"])
+@pytest.mark.parametrize("scoring", ["sigmoid", "softmax", "release"])
 @pytest.mark.parametrize("network", ["logistic", "mlp"])
 def test_gradients_against_finite_differences(network, scoring):
     problem = AUC(network=network, scoring=scoring)
@@ -137,6 +137,9 @@ def test_the_releases_relu_can_die():
     slope = torch.func.grad(lambda x: problem.scores(x, inputs).sum())(x)
     assert torch.equal(problem.scores(x, inputs), torch.full((5,), 0.1))
     assert not slope.any()
+    object.__setattr__(problem, "scoring", "softmax")  # the same without the ReLU
+    assert len(set(problem.scores(x, inputs).tolist())) == 5
+    assert torch.func.grad(lambda x: problem.scores(x, inputs).sum())(x).any()
 
 
 # --- who holds what --------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from benchmarks import dropout, own_task
+from benchmarks import collapse, dropout, own_task
 from benchmarks.plain import Plain
 from benchmarks.work import Order
 from benchmarks.workloads import Workload, write
@@ -44,6 +44,101 @@ def test_dropout_is_measured_in_little(tmp_path, monkeypatch, capsys):
     assert "| 0 | 0.03 | never | 0.0 M | 0.0 M (0%)" in out  # nobody answers: two minutes of waiting
     assert (tmp_path / "dropout.png").exists()
     assert len((tmp_path / "dropout.csv").read_text().splitlines()) == 5
+
+
+# --- the study of collapse --------------------------------------------------------------------------------
+
+
+def seen(fallen, seeds=20, rounds=400, scorings=tuple(collapse.SCORINGS)):
+    """What a study has seen in which so many seeds froze, by the place."""
+    return [
+        collapse.Line(cohorts, scoring, name, seed, rounds, 0.99, 0.99, 0.0 if frozen else 0.9, 0, True)
+        for scoring in scorings
+        for cohorts in collapse.COHORTS
+        for name in collapse.STEPS
+        for seed in range(seeds)
+        for frozen in [seed < fallen.get((cohorts, scoring), 0)]
+    ]
+
+
+def test_intervals_and_flips_of_signs_are_the_textbooks():
+    assert collapse.wilson(0, 20) == pytest.approx((0.0, 0.16113), abs=1e-5)
+    assert collapse.wilson(5, 20) == pytest.approx((0.11186, 0.46870), abs=1e-5)
+    assert collapse.wilson(20, 20) == pytest.approx((0.83887, 1.0), abs=1e-5)
+    assert collapse.sign_flips([1, 1, 1]) == 2 / 8
+    assert collapse.sign_flips([2, -1, 0]) == 1.0
+    assert collapse.sign_flips([-2, -2, -1]) == 2 / 8
+    assert collapse.sign_flips([]) == 1.0
+
+
+def test_a_seed_has_collapsed_in_any_of_three_ways():
+    fine = seen({}, seeds=1)[0]
+    assert not fine.collapsed
+    for change in ({"test_auc": 0.59}, {"spread": 9e-6}, {"finite": False}):
+        assert fine._replace(**change).collapsed
+
+
+def test_answers_follow_from_the_counts():
+    lines = seen({("independent", "sigmoid"): 12, ("invited", "sigmoid"): 11})
+    told = collapse.answers(lines)
+    assert len(told) == 9
+    (answered,) = (line for line in told if line.startswith("| `answered`") and "sigmoid" in line)
+    assert "0 for 24" in answered
+    assert "**fewer collapse**" in answered
+    assert sum("not told apart" in line for line in told) == 8
+    more = collapse.answers(seen({("answered", "softmax"): 12}))
+    assert sum("**more collapse**" in line for line in more) == 2  # than independent, and than with the ReLU
+    some = collapse.answers(seen({}, scorings=("softmax", "sigmoid")))
+    assert len(some) == 4  # nobody asks about places that there are not
+
+
+@pytest.mark.parametrize(
+    ("fallen", "told"),
+    [
+        ({}, "nothing to explain"),
+        ({("independent", "release"): 1, ("invited", "sigmoid"): 1}, "**Cohorts explain it**"),
+        ({("independent", "release"): 1, ("answered", "release"): 1}, "**The ReLU explains it**"),
+        ({("independent", "softmax"): 1, ("answered", "release"): 1}, "explain it together"),
+        ({("answered", "softmax"): 1}, "too long"),
+    ],
+)
+def test_the_reading_follows_from_where_seeds_fell(fallen, told):
+    assert told in collapse.reading(seen(fallen))
+    assert "all nine places" in collapse.reading(seen(fallen, scorings=("softmax", "sigmoid")))
+
+
+def test_too_few_seeds_or_rounds_are_not_judged():
+    assert collapse.is_whole(seen({}))
+    assert not collapse.is_whole(seen({}, seeds=19))
+    assert not collapse.is_whole(seen({}, rounds=399))
+    assert not collapse.is_whole([])
+    ended = seen({})
+    ended[0] = ended[0]._replace(rounds=30, finite=False)
+    assert collapse.is_whole(ended)
+
+
+def test_collapse_is_measured_in_little_and_goes_on(tmp_path, monkeypatch, capsys):
+    words = ["--experiment=auc-digits", "--rounds=2", "--seeds=0-1", f"--runs={tmp_path / 'runs'}"]
+    measure, stopped = collapse.measure, []
+
+    def until_the_third(given, cohorts, scoring):
+        if len(stopped) == 2:
+            raise KeyboardInterrupt
+        stopped.append((cohorts, scoring))
+        return measure(given, cohorts, scoring)
+
+    monkeypatch.setattr(collapse, "measure", until_the_third)
+    with pytest.raises(SystemExit):
+        collapse.main([*words, f"--out={tmp_path}"])
+    assert len((tmp_path / "collapse.csv").read_text().splitlines()) == 1 + 2 * 4
+    monkeypatch.setattr(collapse, "measure", measure)
+    collapse.main([*words, f"--out={tmp_path}"])
+    assert "| cdma-ada | sigmoid | answered |" in capsys.readouterr().out
+    table = (tmp_path / "collapse.csv").read_text().splitlines()
+    assert len(table) == 1 + 6 * 4
+    page = (tmp_path / "collapse.md").read_text()
+    assert "**Nothing is judged**" in page
+    assert "2 seeds, 2 rounds" in page
 
 
 def test_a_task_of_ones_own_is_timed_on_the_shipped_tasks_walk(monkeypatch, capsys):

@@ -216,7 +216,7 @@ NO_EFFECT = [
     (["memory_gb=2.0", "engine=loop"], "memory_gb = 2.0 has no effect: engine loop"),
     (["tf32=true"], "tf32 = true has no effect: it is of a GPU"),
     (["deterministic=true"], "deterministic = true has no effect: a CPU gives the same bits"),
-    (["cohorts=same"], "cohorts = 'same' has no effect"),
+    (["cohorts=invited"], "cohorts = 'invited' has no effect"),
     (["batch=3"], "batch = 3 has no effect: no minibatch"),
     (["K=3"], "K = 3 has no effect: no algorithm here goes by it"),
     (["sweep.budget=3"], "sweep is what fedsaddle sweep goes by"),
@@ -242,7 +242,7 @@ def test_an_option_without_effect_is_noted(settings, says):
 
 def test_an_option_with_an_effect_is_not_noted():
     assert notes() == []
-    assert notes("K=3", "batch=2", "cohorts=same", "quorum.minimum=2", "memory_gb=1.0") == []
+    assert notes("K=3", "batch=2", "cohorts=invited", "quorum.minimum=2", "memory_gb=1.0") == []
     assert notes("merge.rule=trimmed_mean", "merge.trim=0.2", "merge.clip={gradients=1.0}") == []
     assert notes("faults.corrupt=0.1", "faults.corruption=sign", "faults.factor=2.0") == []
 
@@ -505,8 +505,8 @@ def test_a_number_that_is_none(refused, key, value):
         ("problem.samples=[1, 2, 3]", "[fewest, most]"),
         ('problem.samples="few"', "[fewest, most]"),
         ("problem={name='robust-least-squares',clients=20,features=101}", "100 rows"),
-        ("cohorts=other", "'another' or 'same'"),
-        ("cohorts=3", "'another' or 'same'"),
+        ("cohorts=other", "'independent', 'invited' or 'answered'"),
+        ("cohorts=3", "'independent', 'invited' or 'answered'"),
         ("sampling=[1.0, 2.0]", "20 clients"),
         ("sampling=[]", "20 clients"),
         (f"sampling={[0.0] * 20}", "above 0"),
@@ -1040,7 +1040,7 @@ def test_the_experiment_of_a_run_can_be_run_again(call, tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()
     (home / "trace.csv").write_text("client,start,end\n" + "".join(f"{i},{i},50\n" for i in range(20)))
-    write(home / "first.json", VALID | TRACE | {"seeds": "3,5", "cohorts": "same", "sampling": "size"})
+    write(home / "first.json", VALID | TRACE | {"seeds": "3,5", "cohorts": "invited", "sampling": "size"})
     assert call("run", "home/first.json", "--out", "home/first", "--quiet", "--rounds", "3") == (0, "", "")
     monkeypatch.chdir(home)
     assert call("run", "first/experiment.json", "--out", "second", "--quiet") == (0, "", "")

@@ -77,6 +77,7 @@ LISTED = {
     "fedsaddle sample": "of a run of minutes: tests/test_models.py",
     "fedsaddle sweep auc-mnist": GPU,
     "python -m benchmarks": LONG,
+    "python -m benchmarks.collapse": LONG,
     "python -m benchmarks.deployment": LONG,
     "python -m benchmarks.dropout": LONG,
     "python -m benchmarks.house": "tests/test_house.py",

@@ -803,8 +803,8 @@ def test_progress_is_told_where_somebody_looks(monkeypatch, file, progress, show
 
 
 def test_what_has_no_effect_is_warned_of():
-    with pytest.warns(UserWarning, match="cohorts = 'same' has no effect"):
-        fs.simulate(quadratic(), ALGORITHMS["cdma-nc"], rounds=1, cohorts="same")
+    with pytest.warns(UserWarning, match="cohorts = 'invited' has no effect"):
+        fs.simulate(quadratic(), ALGORITHMS["cdma-nc"], rounds=1, cohorts="invited")
     with pytest.warns(UserWarning, match="faults: no fault is injected"):
         fs.simulate(quadratic(), ALGORITHMS["cdma-nc"], rounds=1, faults=fs.Faults())
 

@@ -271,7 +271,7 @@ def plans(draw):
         checks=checks,
         merge=merge,
         weights=weights,
-        cohorts=draw(st.sampled_from(["another", "same"])),
+        cohorts=draw(st.sampled_from(["independent", "invited", "answered"])),
         executor=ASKS[name],
     )
 
@@ -315,13 +315,18 @@ def test_a_run_equals_its_replay_or_abandons_its_rounds(study):
     posted = [Counter() for _ in study.seeds]
     strikes = [Counter() for _ in study.seeds]
     idle = {0, 1} if study.weights is not None else set()
+    used = {}  # in the phase before, by lane
     for one in told:
         own, lane = one.gathering, study.seeds.index(one.seed)
         # Every invitation comes to one end; nobody who is out, or has no odds, is invited.
         assert sorted(own.invited) == sorted([*own.used, *own.late, *own.refused, *own.lost])
         out = study.checks.barred(strikes[lane]) if study.checks else set()
         assert not set(own.invited) & (out | idle)
-        assert len(own.invited) == min(study.quorum.invite, 10 - len(out | idle))
+        if study.cohorts == "answered" and one.phase:
+            assert set(own.invited) == used[lane]
+        else:
+            assert len(own.invited) == min(study.quorum.invite, 10 - len(out | idle))
+        used[lane] = set(own.used)
         assert own.verdict in (Verdict.GO, Verdict.ABANDON)
         strikes[lane].update(own.refused.keys())
         counts = {

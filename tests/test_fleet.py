@@ -761,19 +761,19 @@ def listen(cohorts, weights=None):
 
 
 def test_both_phases_invite_the_same_clients_or_others():
-    same, another = listen("same"), listen("another")
+    invited, independent = listen("invited"), listen("independent")
     for t in range(12):
-        assert same[t, 0][0] == same[t, 1][0]
+        assert invited[t, 0][0] == invited[t, 1][0]
         for lane in range(2):
-            assert set(another[t, 0][0][lane]) != set(another[t, 1][0][lane])
-        assert same[t, 0] == another[t, 0]
-    assert len({str(same[t, 0][0]) for t in range(12)}) == 12
+            assert set(independent[t, 0][0][lane]) != set(independent[t, 1][0][lane])
+        assert invited[t, 0] == independent[t, 0]
+    assert len({str(invited[t, 0][0]) for t in range(12)}) == 12
     # Even of the same clients, others answer in the second phase.
-    assert sum(same[t, 0][1] != same[t, 1][1] for t in range(12)) > 6
+    assert sum(invited[t, 0][1] != invited[t, 1][1] for t in range(12)) > 6
 
 
 def test_simulate_invites_by_weight():
-    heard = listen("another", weights=[1.0] * 8 + [0.0] * 22)
+    heard = listen("independent", weights=[1.0] * 8 + [0.0] * 22)
     assert {i for clients, _ in heard.values() for lane in clients for i in lane} == set(range(8))
 
 

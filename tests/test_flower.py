@@ -77,6 +77,9 @@ catalyst-scaffold-s = { eta_l = 0.05, eta_g = 0.06, theta = 0.3, K_0 = 6 }
 """
 
 
+TWO_PHASES = ["cdma-one", "cdma-ada", "catalyst-scaffold-s"]
+
+
 class Quiet:
     def begin(self, study, start): ...
     def stop(self, study, stop): ...
@@ -408,6 +411,44 @@ def test_newer_rules_equal_the_simulator_bit_for_bit(nine, tmp_path):
     simulated(plan_of(nine, *settings, **options), tmp_path / "sim")
     assert_same_end(tmp_path / "real", tmp_path / "sim")
     assert_replays(tmp_path / "real")
+
+
+@pytest.mark.parametrize("cohorts", ["invited", "answered"])
+def test_other_cohorts_equal_the_simulator(nine, tmp_path, cohorts):
+    given = (f"cohorts={cohorts}", "quorum.enough=2")
+    plan = plan_of(nine, *given, algorithms=TWO_PHASES)
+    deployed(plan, Clients(plan, tmp_path / "nodes"), tmp_path / "real")
+    simulated(plan_of(nine, *given, algorithms=TWO_PHASES), tmp_path / "sim")
+    assert_same_end(tmp_path / "real", tmp_path / "sim")
+    assert_replays(tmp_path / "real")
+    for real, drawn in zip(told(tmp_path / "real"), told(tmp_path / "sim"), strict=True):
+        assert real["invited"] == drawn["invited"]
+        assert len(real["invited"]) == (2 if cohorts == "answered" and real["phase"] else 3)
+
+
+def test_nobody_stands_in_for_those_who_answered(nine, tmp_path):
+    """Whoever fails the second phase is not made up for, and too few abandon the round at once."""
+
+    def answers(header, reply):
+        gone = header["phase"] == 1 and (header["client"] == 3 or header["round"] == 1)
+        error = Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=reply)
+        return [(0.0, error if gone else reply)]
+
+    plan = plan_of(nine, "cohorts=answered", "quorum.minimum=2", algorithms=["cdma-one"])
+    began = time.monotonic()
+    deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real")
+    assert time.monotonic() - began < 30  # the deadline is at 60
+    assert_replays(tmp_path / "real")
+    entries = told(tmp_path / "real")
+    first = {one["round"]: one for one in entries if one["phase"] == 0}
+    second = {one["round"]: one for one in entries if one["phase"] == 1}
+    assert sorted(first) == sorted(second) == [0, 1, 2]
+    for round, one in second.items():
+        assert set(one["invited"]) == set(first[round]["used"])
+        lost = set(one["invited"]) if round == 1 else set(one["invited"]) & {3}
+        assert set(one["lost"]) == lost
+        assert one["verdict"] == ("abandon" if round == 1 else "go")
+    assert any(one["lost"] for round, one in second.items() if round != 1)
 
 
 @pytest.mark.parametrize("task", ["auc", "robust", "fair", "gan"])

@@ -146,9 +146,9 @@ def test_every_network_is_plain_and_computes_the_same(name):
         assert plain(rows).sub(before).abs().max() < 2e-5
 
 
-@pytest.mark.parametrize("scoring", ["sigmoid", "release"])
+@pytest.mark.parametrize("scoring", ["sigmoid", "softmax", "release"])
 @pytest.mark.parametrize("network", ["mlp", "lenet5"])
-def test_both_scorings_are_the_tasks(scoring, network, tmp_path):
+def test_every_scoring_is_the_tasks(scoring, network, tmp_path):
     rng = numpy.random.default_rng(0)
     path = tmp_path / "mine.npz"
     images = rng.integers(0, 256, (40, 28, 28), dtype=numpy.uint8)

@@ -79,6 +79,14 @@ def test_ray_equals_vectorised(name, ray_of_two, problem):
     assert (one.completed, one.clock, one.posted) == (other.completed, other.clock, other.posted)
 
 
+def test_those_who_answered_are_asked_by_ray_too(ray_of_two, problem):
+    one, _ = run(ray_of_two, ALGORITHMS["cdma-one"], problem=problem, cohorts="answered")
+    other, _ = run(fs.Vectorised(), ALGORITHMS["cdma-one"], problem=problem, cohorts="answered")
+    for z, w in zip(points(one.server), points(other.server), strict=True):
+        torch.testing.assert_close(z, w, rtol=1e-13, atol=1e-13)
+    assert (one.completed, one.clock, one.posted) == (other.completed, other.clock, other.posted)
+
+
 def test_the_problem_travels_once(ray_of_two, problem):
     run(ray_of_two, ALGORITHMS["cdma-nc"], problem=problem)
     processes, shared = [hand.process for hand in ray_of_two._hands], ray_of_two._shared

@@ -13,17 +13,18 @@ import enum
 import hashlib
 import io
 import math
+import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedsaddle import draws
 from fedsaddle.core import Count, Range
-from fedsaddle.errors import MOST, BadInput, without_effect
+from fedsaddle.errors import MOST, BadInput, Notice, without_effect
 from fedsaddle.ranges import Delay, Duration, Rate, check
 
 NEVER = math.inf
@@ -114,6 +115,24 @@ class Quorum:
 
 # --- invitations --------------------------------------------------------------------------------------
 
+# Whom a round's later phases ask: a cohort of their own, the first phase's, or those whose answers to the
+# phase before were used.
+Cohorts = Literal["independent", "invited", "answered"]
+FORMERLY: dict[str, Cohorts] = {"another": "independent", "same": "invited"}
+
+
+def cohorts_today(cohorts: Any) -> Any:
+    """A value of `cohorts` by its name of today, whatever else was given as it is."""
+    return FORMERLY.get(cohorts, cohorts) if isinstance(cohorts, str) else cohorts
+
+
+def cohorts_given(cohorts: Any) -> Any:
+    """The same, where a person has written it down."""
+    found = cohorts_today(cohorts)
+    if found is not cohorts:
+        warnings.warn(f"cohorts = '{cohorts}' is called '{found}' now", Notice, stacklevel=3)
+    return found
+
 
 def invite(
     seeds: Tensor,
@@ -146,7 +165,10 @@ def invite(
 
 
 class Fleet(Protocol):
-    """How the clients of a fleet answer."""
+    """How the clients of a fleet answer.
+
+    If it is `once_a_round`, those who answered in a round answer in it again, where cohorts are `answered`.
+    """
 
     def check(self, clients: int) -> None:
         """Refuse a federation this fleet does not fit."""
@@ -175,6 +197,7 @@ class Paper:
     """S_t = ceil(p_t S^) clients answer, p_t ~ U[least, 1], drawn once a round; each after one second."""
 
     least: Rate = 0.5
+    once_a_round: ClassVar[bool] = True  # those of the S_t that are asked again in a round answer again
 
     def __post_init__(self) -> None:
         check(self)

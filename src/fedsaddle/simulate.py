@@ -11,7 +11,7 @@ import typing
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from fedsaddle.engine.executors.vectorised import Vectorised
 from fedsaddle.engine.study import Executor, Study, points
 from fedsaddle.errors import BadInput, Notice, check_count, check_memory, check_seed, shown
 from fedsaddle.faults import Faults
-from fedsaddle.fleet import FLEETS, Fleet, Latency, Paper, Quorum
+from fedsaddle.fleet import FLEETS, Cohorts, Fleet, Latency, Paper, Quorum, cohorts_given
 from fedsaddle.merges import MEAN, Merge, TrimmedMean
 from fedsaddle.outcome import Made, Outcome
 from fedsaddle.problem import Held, Problem
@@ -59,7 +59,7 @@ def make_study(
     fleet: Fleet | None = None,
     batch: int = 10,
     weights: Sequence[float] | Tensor | None = None,
-    cohorts: Literal["another", "same"] = "another",
+    cohorts: Cohorts = "independent",
     merge: Merge | None = None,
     faults: Faults | None = None,
     checks: Checks | None = None,
@@ -82,8 +82,9 @@ def make_study(
     clients = len(problem.federation)
     if quorum.invite > clients:
         raise BadInput(f"invite must be at most the number of clients ({clients}), got {quorum.invite}")
-    if cohorts not in ("another", "same"):
-        raise BadInput(f"cohorts must be 'another' or 'same', got {cohorts!r}")
+    cohorts = cohorts_given(cohorts)
+    if cohorts not in typing.get_args(Cohorts):
+        raise BadInput(f"cohorts must be 'independent', 'invited' or 'answered', got {shown(cohorts)}")
     fleet.check(clients)
 
     known = hyperparameters(type(settings[0]))
@@ -212,7 +213,7 @@ def notes_of(studies: Sequence[Study]) -> list[str]:
     most, rule = max(study.quorum.wanted for study in studies), one.merge.rule
     if isinstance(rule, TrimmedMean) and rule.trim and not math.floor(most * rule.trim + 1e-9):
         notes.append(f"merge.trim = {rule.trim:g} has no effect: of {most} answers it takes off none")
-    if one.cohorts != "another" and all(len(study.algorithm.phases()) == 1 for study in studies):
+    if one.cohorts != "independent" and all(len(study.algorithm.phases()) == 1 for study in studies):
         notes.append(f"cohorts = '{one.cohorts}' has no effect: one cohort is invited a round")
     return notes
 
@@ -260,7 +261,7 @@ def simulate(
     fleet: Fleet | None = None,
     batch: int = 10,
     weights: Sequence[float] | Tensor | None = None,
-    cohorts: Literal["another", "same"] = "another",
+    cohorts: Cohorts = "independent",
     merge: Merge | None = None,
     faults: Faults | None = None,
     checks: Checks | None = None,

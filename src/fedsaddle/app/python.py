@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from fedsaddle.engine.study import Executor
 from fedsaddle.errors import BadInput, Notice, check_count, shown
 from fedsaddle.exits import INTERRUPTED
 from fedsaddle.faults import Faults
-from fedsaddle.fleet import Fleet, Quorum
+from fedsaddle.fleet import Cohorts, Fleet, Quorum
 from fedsaddle.merges import Merge
 from fedsaddle.outcome import Outcome
 from fedsaddle.problem import Problem
@@ -54,7 +54,7 @@ def run(
     fleet: Fleet | None = None,
     batch: int | None = None,
     weights: Sequence[float] | Tensor | None = None,
-    cohorts: Literal["another", "same"] | None = None,
+    cohorts: Cohorts | None = None,
     merge: Merge | None = None,
     checks: Checks | None = None,
     faults: Faults | None = None,
@@ -128,7 +128,7 @@ def sweep(
     fleet: Fleet | None = None,
     batch: int | None = None,
     weights: Sequence[float] | Tensor | None = None,
-    cohorts: Literal["another", "same"] | None = None,
+    cohorts: Cohorts | None = None,
     merge: Merge | None = None,
     checks: Checks | None = None,
     faults: Faults | None = None,

@@ -32,7 +32,7 @@ from fedsaddle.engine.executors.vectorised import Vectorised
 from fedsaddle.engine.study import Study
 from fedsaddle.errors import BadInput, check_count, meant, unknown
 from fedsaddle.faults import Faults
-from fedsaddle.fleet import Fleet, Quorum
+from fedsaddle.fleet import Fleet, Quorum, cohorts_given
 from fedsaddle.merges import Merge
 from fedsaddle.problem import Held, Problem
 from fedsaddle.runs import Plan
@@ -147,6 +147,8 @@ def bench_of(experiment: str, wanted: Wanted) -> Bench:
     if clients is not None:
         _shrink(tables, clients)
     idle = plugged.plug(tables, wanted.get("code", ()), wanted.get("algorithms", ()))
+    if "cohorts" in tables:
+        tables["cohorts"] = cohorts_given(tables["cohorts"])
     checked = experiment_of(tables)
     if address is not None and checked.engine != "ray":
         raise BadInput(f"an address is for engine ray, not for {checked.engine}: add --engine ray")

@@ -23,7 +23,7 @@ from fedsaddle.core import Count, Range, Scalar
 from fedsaddle.engine.executors.ray import MOST_WORKERS
 from fedsaddle.errors import BadInput, check_count, shown, unknown
 from fedsaddle.faults import Faults
-from fedsaddle.fleet import FLEETS, Quorum
+from fedsaddle.fleet import FLEETS, Cohorts, Quorum, cohorts_today
 from fedsaddle.merges import MERGES, Merge
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.ranges import Seed, Threads, check
@@ -44,7 +44,7 @@ class Experiment(BaseModel):
     seeds: str | list[int] = "0-4"
     batch: Count = 10  # B, rows of a minibatch
     K: Count | None = None  # local steps, for every algorithm that does not say
-    cohorts: Literal["another", "same"] = "another"
+    cohorts: Cohorts = "independent"
     sampling: Literal["uniform", "size"] | list[float] = "uniform"
     engine: Literal["auto", "vectorised", "loop", "ray"] = "auto"
     # Of engine ray; by default one for each core, or GPU, of the cluster.
@@ -328,9 +328,14 @@ def algorithm_of(label: str, table: Mapping[str, Any], K: int | None) -> tuple[A
 # --- an experiment with all that may be said -------------------------------------------------------------
 
 
+def as_today(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """An experiment that an older version has written down, by the names of today."""
+    return {key: cohorts_today(value) if key == "cohorts" else value for key, value in tables.items()}
+
+
 def complete(tables: Mapping[str, Any]) -> dict[str, Any]:
     """An experiment with every key that may be said, those that were not with their defaults."""
-    found = _valid(Experiment, tables, "").model_dump()
+    found = _valid(Experiment, as_today(tables), "").model_dump()
     if "sweep" not in tables:
         del found["sweep"]
     if not found["code"]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fedsaddle.border.identity import called, described, fields_of, in_json
-from fedsaddle.border.schema import Experiment, Sweep, check_label, complete, sweep_of
+from fedsaddle.border.schema import Experiment, Sweep, as_today, check_label, complete, sweep_of
 from fedsaddle.border.sweeps import chosen_by, prunes_of, resolved_sweep, smaller_than_budget, studies_of
 from fedsaddle.engine.executors.loop import Loop
 from fedsaddle.engine.executors.ray import Ray
@@ -119,12 +119,8 @@ def plan_of(studies: Mapping[str, Study], settings: Mapping[str, Any], how: How)
         how.rounds,
         how.evaluate_every,
         notes=tuple(notes_of(list(studies.values()))),
-        complete=_as_it_is if "python" in resolved else complete,
+        complete=as_today if "python" in resolved else complete,
     )
-
-
-def _as_it_is(experiment: dict[str, Any]) -> dict[str, Any]:
-    return experiment
 
 
 def resolve(studies: Mapping[str, Study], settings: Mapping[str, Any], how: How) -> dict[str, Any]:
@@ -209,7 +205,7 @@ def sweep_plan(
     if told.get("budget") is not None:
         notes += smaller_than_budget(families, sweep.budget)
     prunes = prunes_of(studies, metric, sweep.halving, how.rounds, how.evaluate_every)
-    done = _as_it_is if "python" in resolved else complete
+    done = as_today if "python" in resolved else complete
     plan = Plan(resolved, studies, how.rounds, how.evaluate_every, metric, prunes, tuple(notes), done)
     return plan, settings
 

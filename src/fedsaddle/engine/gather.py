@@ -58,44 +58,50 @@ def gather(
     clock: list[float],
     strikes: Sequence[Counter[int]] = (),
     refused: Refusals | None = None,
+    before: Meeting | None = None,
 ) -> Meeting:
-    """Whom each lane invites, and how its wait for their answers ends."""
+    """Whom each lane invites, and how its wait for their answers ends.
+
+    With the meeting `before`, of the first phase's cohort those whose answers were used in it.
+    """
     seeds, out = study.lane_seeds, barred(study, strikes)
-    invited = invitations(study, round, number if study.cohorts == "another" else 0, out)
-    delays = study.fleet.delays(seeds, round, number, invited, clock)
+    invited = invitations(study, round, number if study.cohorts == "independent" else 0, out)
+    again = before is not None and getattr(study.fleet, "once_a_round", False)
+    delays = study.fleet.delays(seeds, round, 0 if again else number, invited, clock)
     twice: list[list[int]] = [[] for _ in study.seeds]
     why: list[dict[int, str]] = [{} for _ in study.seeds]
     if study.faults is not None:
         delays = study.faults.delays(seeds, round, number, invited, delays)
         twice = marked(invited, study.faults.duplicated(seeds, round, number, invited))
         if study.faults.seen is not None:
-            bad = marked(invited, study.faults.corrupted(seeds[:, None], round, number, invited))
-            why = [dict.fromkeys(own, study.faults.seen) for own in bad]
+            spoilt = marked(invited, study.faults.corrupted(seeds[:, None], round, number, invited))
+            why = [dict.fromkeys(own, study.faults.seen) for own in spoilt]
     for (lane, phase, client), reason in (refused or {}).items():
         if phase == number and reason == LOST:
             delays[lane][invited[lane] == client] = NEVER
         elif phase == number:
             why[lane][client] = reason
     meeting = []
-    for lane, (own, waits) in enumerate(zip(invited.tolist(), delays.tolist(), strict=True)):
+    for lane, row in enumerate(zip(invited.tolist(), delays.tolist(), strict=True)):
+        waits = dict(zip(*row, strict=True))  # by client, in the order of the invitations
         if out and out[lane]:
-            waits = [wait for client, wait in zip(own, waits, strict=True) if client not in out[lane]]
-            own = [client for client in own if client not in out[lane]]
-        end = study.quorum.settle(waits, [place for place, client in enumerate(own) if client in why[lane]])
+            waits = {client: wait for client, wait in waits.items() if client not in out[lane]}
+        if before is not None:
+            used = set(before[lane].used)
+            waits = {client: wait for client, wait in waits.items() if client in used}
+        own = list(waits)
+        bad = [place for place, client in enumerate(own) if client in why[lane]]
+        end = study.quorum.settle(list(waits.values()), bad)
         meeting.append(
             Gathering(
                 own,
                 [own[place] for place in end.accepted],
                 [own[place] for place in end.late],
                 {own[place]: why[lane][own[place]] for place in end.refused},
-                [client for client, wait in zip(own, waits, strict=True) if wait == NEVER],
+                [client for client, wait in waits.items() if wait == NEVER],
                 end.seconds,
                 end.verdict,
-                [
-                    client
-                    for client, wait in zip(own, waits, strict=True)
-                    if client in twice[lane] and wait < NEVER
-                ],
+                [client for client, wait in waits.items() if client in twice[lane] and wait < NEVER],
                 end.answered,
             )
         )
@@ -164,13 +170,16 @@ def meet(
     when = (round, tuple(clock), against, tuple(refused or ()))
     if when not in study.next_meetings:
         study.next_meetings.clear()
-        meetings, now = [], list(clock)
+        meetings: list[Meeting] = []
+        now = list(clock)
         so_far: list[Counter[int]] = [Counter(own) for own in strikes] or [Counter() for _ in study.seeds]
         for number in range(len(study.algorithm.phases())):
-            meeting = gather(study, round, number, now, so_far, refused)
+            before = meetings[-1] if meetings and study.cohorts == "answered" else None
+            meeting = gather(study, round, number, now, so_far, refused, before)
             meetings.append(meeting)
             now = [then + end.seconds for then, end in zip(now, meeting, strict=True)]
-            for own, end in zip(so_far, meeting, strict=True):
-                own.update(end.refused.keys())
+            if study.cohorts != "answered":  # which invites nobody anew
+                for own, end in zip(so_far, meeting, strict=True):
+                    own.update(end.refused.keys())
         study.next_meetings[when] = meetings
     return study.next_meetings[when]

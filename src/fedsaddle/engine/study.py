@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from fedsaddle.engine.memory import until_it_fits
 from fedsaddle.engine.visits import Extent, Nothing, Task, projected
 from fedsaddle.errors import BadInput, Notice
 from fedsaddle.faults import Faults
-from fedsaddle.fleet import Fleet, Quorum
+from fedsaddle.fleet import Cohorts, Fleet, Quorum
 from fedsaddle.history import Gathering, History
 from fedsaddle.merges import MEAN, Merge
 from fedsaddle.problem import Federation, Problem, release
@@ -131,7 +131,7 @@ class Study:
     fleet: Fleet
     batch: int
     weights: Tensor | None  # odds of each client to be invited; None for equal ones
-    cohorts: Literal["another", "same"]  # whether the phases of a round invite the same clients
+    cohorts: Cohorts  # whom a round's later phases ask
     executor: Executor
     device: torch.device = CPU
     names: tuple[str, ...] = ()  # of each lane's setting: what its rows are filed under

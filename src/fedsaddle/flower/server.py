@@ -61,6 +61,7 @@ class Deployed(Executor):
     study: Study
     lane: int
     answers: dict[int, Message] = field(default_factory=dict)  # of the present phase, by client
+    before: Gathering | None = None  # of the phase before
 
     def play(self, lanes: Lanes, round: int, told: list[Told]) -> tuple[Lanes, list[Event]]:
         """The lane's round. Its answers are checked as they arrive, and not again."""
@@ -77,7 +78,9 @@ class Deployed(Executor):
     ) -> Meeting:
         lane, down = self.lane, _of_lane(send(study, server, number), self.lane)
         t = lanes.completed[lane]
-        end, self.answers = self.deployment.gather(self.study, lane, round, number, t, down)
+        before = self.before if study.cohorts == "answered" else None
+        end, self.answers = self.deployment.gather(self.study, lane, round, number, t, down, before)
+        self.before = end
         return [end if other == lane else NOBODY for other in range(len(study.seeds))]
 
     def run(self, study: Study, number: int, extent: Extent, inputs: PhaseInputs) -> PhaseResult | Lost:
@@ -148,9 +151,19 @@ class Deployment:
     # --- one phase of one lane -----------------------------------------------------------------------
 
     def gather(
-        self, study: Study, lane: int, round: int, number: int, t: int, down: Message
+        self,
+        study: Study,
+        lane: int,
+        round: int,
+        number: int,
+        t: int,
+        down: Message,
+        before: Gathering | None,
     ) -> tuple[Gathering, dict[int, Message]]:
-        """Invite, and wait as the quorum says. Also the good answers, by client."""
+        """Invite, and wait as the quorum says. Also the good answers, by client.
+
+        With the gathering `before`, those whose answers were used in it: nobody else can stand in for them.
+        """
         name, seed = study.names[lane], study.seeds[lane]
         header: Header = {
             "run": self.run,
@@ -163,9 +176,12 @@ class Deployment:
             **{FACT + key: repr(value) for key, value in self.facts.items()},
         }
         limits = {} if study.checks is None else bounds(study.checks.norm, study.kinds[number])
-        order = self._order(study, seed, round, number)
         most = most_strikes(study)
-        self._wait_for_nodes(study.quorum, order, self.roll.barred(most))
+        if before is None:
+            order = self._order(study, seed, round, number)
+            self._wait_for_nodes(study.quorum, order, self.roll.barred(most))
+        else:
+            order = [client for client in before.invited if client in before.used]
         wait = Wait(
             self.roll,
             study.quorum,
@@ -186,7 +202,7 @@ class Deployment:
         """All clients, in the order in which they are invited: it begins as the simulator's cohort does."""
         clients = len(study.problem.federation)
         count = clients if study.weights is None else int((study.weights > 0).sum())
-        cohort = number if study.cohorts == "another" else 0
+        cohort = number if study.cohorts == "independent" else 0
         drawn = invite(torch.tensor([seed]), round, cohort, clients, count, study.weights)
         order: list[int] = drawn[0].tolist()
         return [client for client in order if client in self.roll.nodes]

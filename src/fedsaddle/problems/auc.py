@@ -54,7 +54,8 @@ class AUC(OnDevices, Measured):
     partition: str = "label"  # label, iid, dirichlet or column; devices, if each holds rows of its own
     alpha: float = 0.5  # of dirichlet
     network: str = "mlp"  # lenet5, cifar-cnn, logistic or mlp
-    scoring: Literal["sigmoid", "release"] = "sigmoid"
+    # By one output; by the second of ten classes; or by that after the release's ReLU, of lenet5 alone:
+    scoring: Literal["sigmoid", "softmax", "release"] = "sigmoid"
     positive: bool | int | str | None = None  # the class to be found; 0 in the datasets with a name
     seed: Seed = 0  # of the partition, and of which rows are tested
     # Of each class's training rows, kept from the clients to choose settings by:
@@ -74,7 +75,7 @@ class AUC(OnDevices, Measured):
             ("dataset", self.dataset, tuple(DATASETS)),
             ("partition", self.partition, (*PARTITIONS, DEVICES)),
             ("network", self.network, NETWORKS),
-            ("scoring", self.scoring, ("sigmoid", "release")),
+            ("scoring", self.scoring, ("sigmoid", "softmax", "release")),
         ):
             if given not in known and not (what == "dataset" and tables.is_table(given)):
                 hint = "; or give the path of a .csv or .npz file" if what == "dataset" else ""
@@ -270,12 +271,18 @@ class AUC(OnDevices, Measured):
     def _outputs(self) -> int:
         return 1 if self.scoring == "sigmoid" else 10
 
+    @property
+    def _relu(self) -> bool:
+        """Whether the ten outputs pass a ReLU, as LeNet's in the authors' release.
+
+        If all ten come to lie below zero, every score is the same and no gradient is left: the run has died.
+        """
+        return self.scoring == "release" and self.network == "lenet5"
+
     @cached_property
     def blueprint(self) -> Blueprint:
         """How the network is built, with what comes before and after it."""
-        outputs = {"sigmoid": "score", "release": "release"}[self.scoring]
-        if outputs == "release" and self.network == "lenet5":
-            outputs = "release-lenet5"
+        outputs = "score" if self.scoring == "sigmoid" else "release-lenet5" if self._relu else "release"
         arguments = arguments_for(self.network, tuple(self.data.inputs.shape[1:]), self._outputs)
         part = Piece(self.network, arguments, outputs)
         return Blueprint({"score": part}, self.reader, positive=self.data.classes[self.target])
@@ -292,11 +299,7 @@ class AUC(OnDevices, Measured):
         outputs = self.model(weights, scaled(inputs, weights.dtype))
         if self.scoring == "sigmoid":
             return torch.sigmoid(outputs.squeeze(1))
-        # The authors' release scores by the second of ten classes, after a ReLU on LeNet's outputs. If all
-        # ten come to lie below zero, every score is the same and no gradient is left: the run has died.
-        if self.network == "lenet5":
-            outputs = torch.relu(outputs)
-        return torch.softmax(outputs, dim=1)[:, 1]
+        return torch.softmax(torch.relu(outputs) if self._relu else outputs, dim=1)[:, 1]
 
     def init(self, seed: int) -> Pair:
         """PyTorch's initialisation of the network, and a = b = alpha = 0."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedsaddle.errors import BadInput
+from fedsaddle.fleet import cohorts_today
 from fedsaddle.metric import Metric
 from fedsaddle.problem import Detail
 from fedsaddle.report.folders import (
@@ -235,7 +236,7 @@ def _terms(experiment: dict[str, Any]) -> dict[str, str]:
     """What its algorithms were given, key by key."""
     found: dict[str, str] = {}
     for key in TERMS:
-        value = experiment.get(key)
+        value = cohorts_today(experiment.get(key)) if key == "cohorts" else experiment.get(key)
         for inner, own in value.items() if isinstance(value, dict) else [("", value)]:
             if own is not None:
                 found[f"{key}.{inner}" if inner else key] = json.dumps(own, sort_keys=True, default=str)
