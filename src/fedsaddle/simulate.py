@@ -77,9 +77,9 @@ def make_study(
     _check_parts(problem, settings, quorum, fleet, merge, faults, checks, executor)
     if names and len(names) != len(settings):
         raise BadInput(f"names must be one for each of the {len(settings)} settings, got {len(names)}")
-    quorum, fleet = quorum or Quorum(), fleet or Paper()
     check_count("batch", batch)
     clients = len(problem.federation)
+    quorum, fleet = quorum or _first_quorum(clients), fleet or Paper()
     if quorum.invite > clients:
         raise BadInput(f"invite must be at most the number of clients ({clients}), got {quorum.invite}")
     if cohorts not in ("another", "same"):
@@ -112,6 +112,16 @@ def make_study(
         faults,
         checks,
     )
+
+
+def _first_quorum(clients: int) -> Quorum:
+    """Whom a study invites that does not say: 8 clients a round, or all of fewer."""
+    usual = Quorum()
+    if usual.invite <= clients:
+        return usual
+    told = f"all {clients} clients are invited in every round; for fewer, say quorum=Quorum(invite=...)"
+    warnings.warn(told, Notice, stacklevel=4)
+    return Quorum(invite=clients)
 
 
 def _settings(algorithm: Any) -> list[Any]:
