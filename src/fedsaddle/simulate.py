@@ -27,8 +27,9 @@ from fedsaddle.errors import BadInput, Notice, check_count, check_memory, check_
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Fleet, Latency, Paper, Quorum
 from fedsaddle.merges import MEAN, Merge, TrimmedMean
+from fedsaddle.mishaps import told_if_theirs
 from fedsaddle.outcome import Made, Outcome
-from fedsaddle.problem import Held, Problem
+from fedsaddle.problem import Held, Problem, name_of
 from fedsaddle.ranges import check
 
 
@@ -87,8 +88,10 @@ def make_study(
     fleet.check(clients)
 
     known = hyperparameters(type(settings[0]))
-    _check_settings(settings, batch, int(problem.federation.sizes.min()))
-    start, place = _checked_start(problem.init(seeds[0])), device_named(str(device))
+    place = device_named(str(device))
+    with told_if_theirs(f"{name_of(problem)} with {type(settings[0]).__name__}"):
+        _check_settings(settings, batch, int(problem.federation.sizes.min()))
+        start = _checked_start(problem.init(seeds[0]))
 
     def by_lane(name: str) -> Tensor:
         values = [float(getattr(setting, name)) for setting in settings for _ in seeds]

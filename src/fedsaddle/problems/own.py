@@ -99,9 +99,10 @@ class OwnTask(Measured):
 
     def values(self, z: Pair, xi: Batch) -> tuple[Tensor, Tensor]:
         """What x descends and what y ascends, on a batch."""
-        with told_in_a_line(f"{self.name}: the loss"):
+        with told_in_a_line(f"{self.name}: the loss", lambda: shapes_of(xi)):
             found = self.given_by(self.rule, z, xi)
         both: tuple[Tensor, ...] = found if isinstance(found, tuple) else (found,)
+        check_values(self.name, both, len(xi.weight))
         one, other = both[0], both[-1]
         return xi.mean(one) if one.dim() else one, xi.mean(other) if other.dim() else other
 
@@ -164,7 +165,7 @@ class OwnTask(Measured):
         rule = metric.of or self.rule
         total = torch.zeros((), dtype=torch.float64, device=z.x.device)
         for xi, share in self._looked_at(metric.rows, z.x.device, name in self._by_rows):
-            with told_in_a_line(f"metric '{name}'"):
+            with told_in_a_line(f"metric '{name}'", lambda: shapes_of(xi)):  # noqa: B023
                 found = first_of(self.given_by(rule, z, xi))
             total = total + share * _number(name, found, xi)
         return total
@@ -175,7 +176,7 @@ class OwnTask(Measured):
         z, found = self.init(0), set()
         for name, metric in self.metrics.items():
             batch = next(iter(self._looked_at(metric.rows, z.x.device, True, PROBED)))[0]
-            with torch.no_grad(), told_in_a_line(f"metric '{name}'"):
+            with torch.no_grad(), told_in_a_line(f"metric '{name}'", lambda: shapes_of(batch)):  # noqa: B023
                 value = first_of(self.given_by(metric.of or self.rule, z, batch))
             if isinstance(value, Tensor) and value.shape == batch.weight.shape:
                 found.add(name)
@@ -231,6 +232,23 @@ class OwnTask(Measured):
 
 def len_of(table: Federation) -> int:
     return int(table.sizes.sum())
+
+
+def check_values(name: str, both: tuple[Any, ...], rows: int) -> None:
+    """Refuse what a loss gives, if it is neither one value a row nor one number."""
+    fits = all(isinstance(one, Tensor) and one.is_floating_point() for one in both)
+    if not fits or len(both) > 2 or any(one.shape not in ((), (rows,)) for one in both):
+        told = (f"a tensor of {tuple(one.shape)}" if isinstance(one, Tensor) else shown(one) for one in both)
+        raise BadInput(
+            f"{name}: the loss must give one value a row, ({rows},) for {rows} rows, or a scalar; or two "
+            f"of either, for a game; got {', '.join(told)}"
+        )
+
+
+def shapes_of(xi: Batch) -> str:
+    """What a loss is given, for a person to whom its shapes may tell what is wrong."""
+    columns = ", ".join(f"{key} {tuple(column.shape)}" for key, column in xi.rows.items())
+    return f" on {len(xi.weight)} rows ({columns})"
 
 
 def first_of(found: Any) -> Any:

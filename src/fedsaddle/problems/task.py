@@ -21,8 +21,9 @@ from fedsaddle.data.clients import Clients
 from fedsaddle.data.reading import Reader
 from fedsaddle.errors import BadInput, shown
 from fedsaddle.metric import SUCH, Metric
+from fedsaddle.mishaps import told_in_a_line
 from fedsaddle.problem import Batch
-from fedsaddle.problems.own import Loss, OwnTask, first_rows
+from fedsaddle.problems.own import Loss, OwnTask, check_values, first_rows, shapes_of
 from fedsaddle.problems.players import player_from
 
 PADS = 2  # rows that only pad those on which a loss is tried
@@ -82,21 +83,10 @@ def _try_out(own: OwnTask) -> None:
     """Refuse a loss that cannot be used, saying why."""
     z, some = own.init(0), first_rows(own.federation)
     rows = len(some.weight)
-    try:
+    with told_in_a_line(f"{own.name}: the loss", lambda: shapes_of(some)):
         found = own.given_by(own.rule, z, some)
-    except Exception as error:
-        why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-        shapes = ", ".join(f"{key} {tuple(column.shape)}" for key, column in some.rows.items())
-        hint = "; in a loss, take gradients by torch.func.grad" if "not require grad" in why else ""
-        raise BadInput(f"{own.name}: the loss failed on {rows} rows ({shapes}): {why}{hint}") from error
     both = found if isinstance(found, tuple) else (found,)
-    fits = all(isinstance(one, Tensor) and one.is_floating_point() for one in both)
-    if not fits or len(both) > 2 or any(one.shape not in ((), (rows,)) for one in both):
-        told = (f"a tensor of {tuple(one.shape)}" if isinstance(one, Tensor) else shown(one) for one in both)
-        raise BadInput(
-            f"{own.name}: the loss must give one value a row, ({rows},) for {rows} rows, or a scalar; or two "
-            f"of either, for a game; got {', '.join(told)}"
-        )
+    check_values(own.name, both, rows)
     if not all(bool(torch.isfinite(one).all()) for one in both):
         raise BadInput(f"{own.name}: the loss is not finite on {rows} rows where it starts, before any step")
     again = own.given_by(own.rule, z, some)

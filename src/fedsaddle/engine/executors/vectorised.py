@@ -20,12 +20,12 @@ from fedsaddle.engine.compile.cuda_graphs import Graphs
 from fedsaddle.engine.compile.cuts import BLOCK, Cut
 from fedsaddle.engine.compile.tapes import Tapes, cores
 from fedsaddle.engine.compile.work import Work
-from fedsaddle.engine.memory import out_of_memory, peak_bytes, until_it_fits
+from fedsaddle.engine.memory import peak_bytes, until_it_fits
 from fedsaddle.engine.phase import conclude, exchange, padded, visits_in, without_padding
 from fedsaddle.engine.study import CPU, Executor, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Given, Stage, Task, Visits, answer, batch_rows, walked
 from fedsaddle.errors import BadInput, Notice
-from fedsaddle.mishaps import place_of
+from fedsaddle.mishaps import out_of_memory, place_of
 from fedsaddle.problem import Measured, floats, name_of
 
 T = TypeVar("T")
