@@ -575,3 +575,31 @@ def test_a_problem_of_a_class_is_told_of_likewise() -> None:
     }.items():
         with pytest.raises(fs.BadInput, match=told):
             run(Own(wrong))
+
+
+def test_a_report_is_told_how_each_client_fares() -> None:
+    def shifted(x: Applied, y: Tensor, batch: fs.task) -> Tensor:
+        return loss(x, y, batch) + batch.own["shift"]
+
+    sizes = (8, 11, 9)
+    tables = {name: rows(size, number) for number, (name, size) in enumerate(zip("abc", sizes, strict=True))}
+    together = fs.Metric("low", rows="test", of=lambda x, y, batch: right(x, y, batch).mean())
+    made = fs.task(
+        x=Net,
+        y=fs.Simplex(3),
+        loss=shifted,
+        data=fs.clients(tables, test=rows(40, 99), own={"shift": torch.arange(3.0)}),
+        metrics=RIGHT | {"together": together},
+    )
+    z = made.init(0)
+    told = made.details(z)
+    assert list(told) == ["Clients by loss", "Clients by right"]
+    assert all(detail.valid for detail in told.values())
+    assert told["Clients by loss"].columns["client"] == ["a", "b", "c"]
+    assert [detail.better for detail in told.values()] == ["low", "high"]
+    x, y = made.x.seen(z.x), made.y.seen(z.y)
+    for number, table in enumerate(tables.values()):
+        expected = float(loss(x, y, table).mean()) + number
+        assert told["Clients by loss"].columns["loss"][number] == pytest.approx(expected, rel=1e-5)
+        expected = float(right(x, y, table).mean())
+        assert told["Clients by right"].columns["right"][number] == pytest.approx(expected)

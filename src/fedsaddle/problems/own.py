@@ -19,7 +19,7 @@ from fedsaddle.data.reading import Reader
 from fedsaddle.errors import BadInput, shown
 from fedsaddle.metric import Metric
 from fedsaddle.mishaps import told_in_a_line
-from fedsaddle.problem import Batch, Counts, Facts, Federation, Measured
+from fedsaddle.problem import Batch, Counts, Detail, Facts, Federation, Measured, client_means
 from fedsaddle.problems.identity import fingerprint, hashed
 from fedsaddle.problems.players import TaskPlayer
 
@@ -155,6 +155,35 @@ class OwnTask(Measured):
         """The trained modules, as their functions make them."""
         players = ((self.x, z.x), (self.y, z.y))
         return {one.called: one.network.at(vector) for one, vector in players if one.network is not None}
+
+    def details(self, z: Pair) -> dict[str, Detail]:
+        """How each client fares: the means over its training rows of what gives one value a row."""
+        if self.away or self.federation.files:  # they are elsewhere, or too many to look at them all
+            return {}
+        told = {name: metric for name, metric in self.metrics.items() if metric.of}
+        found = {}
+        for name, metric in ({"loss": Metric("low", rows="train", of=self.rule)} | told).items():
+            values = self._of_rows(name, metric.of or self.rule, z)
+            if values is not None:
+                columns = client_means(self.federation, values, name) | {"client": list(self.data.names)}
+                found[f"Clients by {name}"] = Detail("clients", columns, metric.better)
+        return found
+
+    def _of_rows(self, name: str, rule: Loss, z: Pair) -> Tensor | None:
+        """What a rule gives for each training row, (row,); none, if it gives a number for them together."""
+        here, table, values = self.federation, self.federation.to(z.x.device), []
+        spans = [(0, len_of(here))]
+        if here.own:  # a client's own values go with its rows alone
+            spans = list(zip(here.offsets.tolist(), here.sizes.tolist(), strict=True))
+        for client, span in enumerate(spans):
+            own = {key: every[client] for key, every in table.own.items()}
+            for xi, _ in _parts(table, *_alike(*span), apart=True):
+                with torch.no_grad(), told_in_a_line(f"'{name}'", lambda: shapes_of(xi)):  # noqa: B023
+                    value = first_of(self.given_by(rule, z, xi._replace(own=own)))
+                if not isinstance(value, Tensor) or value.shape != xi.weight.shape:
+                    return None
+                values.append(value)
+        return torch.cat(values)
 
     def measure(self, z: Pair) -> dict[str, Tensor]:
         with torch.no_grad():
