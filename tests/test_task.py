@@ -513,6 +513,35 @@ def test_a_column_that_memory_cannot_hold_is_refused() -> None:
         fs.clients([{"input": torch.zeros(1, dtype=torch.float64).expand(2**44)}])
 
 
+class Moody(Net):
+    """In training it adds something; a part of it is held in eval mode, and never does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.eval()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        assert not self.first.training
+        return super().forward(inputs) + (torch.arange(3.0) if self.training else 0)
+
+
+@pytest.mark.parametrize("executor", [fs.Loop, fs.Vectorised])
+def test_a_module_learns_in_train_mode_and_is_judged_in_eval_mode(executor) -> None:
+    def high(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return x(batch["input"]).sum(1)
+
+    def shifted(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return loss(lambda inputs: x(inputs) + torch.arange(3.0), y, batch)
+
+    metric = {"high": fs.Metric("high", rows="test", of=high)}
+    moody = fs.task(x=Moody, y=fs.Simplex(3), loss=loss, data=data(), metrics=metric)
+    plain = fs.task(x=Net, y=fs.Simplex(3), loss=shifted, data=data(), metrics=metric)
+    one, other = (run(task, executor=executor(), evaluate_every=3) for task in (moody, plain))
+    assert [row.metrics for row in one.rows] == [row.metrics for row in other.rows]
+    found = one.model(seed=0)(rows(40, 99)["input"]).sum(1).mean()
+    assert float(found.detach()) == pytest.approx(one.last("high")[0], rel=1e-5)
+
+
 # --- mistakes that show only in rounds -------------------------------------------------------------------
 
 

@@ -93,9 +93,9 @@ class OwnTask(Measured):
     def project(self, z: Pair) -> Pair:
         return Pair(self.x.set.project(z.x), self.y.set.project(z.y))
 
-    def given_by(self, rule: Callable[..., Any], z: Pair, xi: Batch) -> Any:
-        """What a loss or a metric gives at a point."""
-        return rule(self.x.seen(z.x), self.y.seen(z.y), BatchRows(xi, z.x))
+    def given_by(self, rule: Callable[..., Any], z: Pair, xi: Batch, judged: bool = False) -> Any:
+        """What a loss gives at a point; or a metric, or the loss itself as one, by which that is judged."""
+        return rule(self.x.seen(z.x, judged), self.y.seen(z.y, judged), BatchRows(xi, z.x))
 
     def values(self, z: Pair, xi: Batch) -> tuple[Tensor, Tensor]:
         """What x descends and what y ascends, on a batch."""
@@ -179,7 +179,7 @@ class OwnTask(Measured):
             own = {key: every[client] for key, every in table.own.items()}
             for xi, _ in _parts(table, *_alike(*span), apart=True):
                 with torch.no_grad(), told_in_a_line(f"'{name}'", lambda: shapes_of(xi)):  # noqa: B023
-                    value = first_of(self.given_by(rule, z, xi._replace(own=own)))
+                    value = first_of(self.given_by(rule, z, xi._replace(own=own), judged=True))
                 if not isinstance(value, Tensor) or value.shape != xi.weight.shape:
                     return None
                 values.append(value)
@@ -195,7 +195,7 @@ class OwnTask(Measured):
         total = torch.zeros((), dtype=torch.float64, device=z.x.device)
         for xi, share in self._looked_at(metric.rows, z.x.device, name in self._by_rows):
             with told_in_a_line(f"metric '{name}'", lambda: shapes_of(xi)):  # noqa: B023
-                found = first_of(self.given_by(rule, z, xi))
+                found = first_of(self.given_by(rule, z, xi, judged=True))
             total = total + share * _number(name, found, xi)
         return total
 
@@ -206,7 +206,7 @@ class OwnTask(Measured):
         for name, metric in self.metrics.items():
             batch = next(iter(self._looked_at(metric.rows, z.x.device, True, PROBED)))[0]
             with torch.no_grad(), told_in_a_line(f"metric '{name}'", lambda: shapes_of(batch)):  # noqa: B023
-                value = first_of(self.given_by(metric.of or self.rule, z, batch))
+                value = first_of(self.given_by(metric.of or self.rule, z, batch, judged=True))
             if isinstance(value, Tensor) and value.shape == batch.weight.shape:
                 found.add(name)
         return frozenset(found)
