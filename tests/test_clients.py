@@ -501,7 +501,8 @@ def test_a_gpu_learns_the_same_from_files_as_from_memory(tmp_path):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Notice)
             clients = fs.clients(source, count=4)
-            outcome = fs.simulate(Line(clients), rule, rounds=3, batch=4, device="cuda", progress=False)
+            options = {"rounds": 3, "batch": 4, "quorum": fs.Quorum(invite=3), "progress": False}
+            outcome = fs.simulate(Line(clients), rule, device="cuda", **options)
         found.append(outcome.last("size"))
     assert found[0] == found[1]
 

@@ -195,3 +195,21 @@ def test_bad_dials_are_refused(dials, says, monkeypatch):
 
 def test_groups_without_effect_are_noted():
     assert "groups = 'kind' has no effect" in Limits("town", groups="kind").notes[0]
+
+
+@pytest.mark.parametrize("rule", [{}, ODDS], ids=["neyman-pearson", "equalised-odds"])
+def test_a_report_is_told_the_rates_and_the_clients(rule):
+    problem = Limits("town", partition="iid", clients=4, **rule)
+    z, found = problem.init(3), problem.details(problem.init(3))
+    assert all(detail.valid and detail.better == "low" for detail in found.values())
+    taken = problem.output(z.x, problem.data.test_inputs).squeeze(1) > 0
+    positive, kind = problem.data.test_labels == 1, problem.data.groups["kind"].test_rows
+    rates = found["Rates on test rows"].columns
+    assert rates["group"] == (list(problem.data.groups["kind"].names) if rule else ["all rows"])
+    for number in range(len(rates["group"])):
+        own = kind == number if rule else torch.ones_like(positive)
+        assert rates["false alarms"][number] == pytest.approx(float(taken[own & ~positive].double().mean()))
+        assert rates["missed"][number] == pytest.approx(1 - float(taken[own & positive].double().mean()))
+    wrong = (problem.output(z.x, problem.data.inputs).squeeze(1) > 0) != (problem.data.labels == 1)
+    first = float(wrong[problem.parts[0]].double().mean())
+    assert found["Clients"].columns["training error"][0] == pytest.approx(first)

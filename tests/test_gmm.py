@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fedsaddle as fs
+from fedsaddle.app import models
 from fedsaddle.core import Pair
 from fedsaddle.engine.round import play
 from fedsaddle.engine.study import begin
@@ -155,13 +156,31 @@ def test_moments_vanish_at_g0_and_not_at_the_regression() -> None:
 def test_the_models_are_what_was_measured() -> None:
     problem = fs.DeepGMM()
     z = problem.init(0)
-    models, test = problem.models(z), problem.test.rows
-    assert list(models) == ["g", "f"]
-    assert models["f"](test["z"]).shape == (2000, 1)
-    error = (models["g"](test["x"])[:, 0] - test["g0"]).square().mean()
+    made, test = problem.models(z), problem.test.rows
+    assert list(made) == ["g", "f"]
+    assert made["f"](test["z"]).shape == (2000,)
+    y = problem._train[0]["y"]
+    found = (made["g"](test["x"].double()) - float(y.mean())) / float(y.std())  # in the unit of Y
+    error = (found - test["g0"]).square().mean()
     assert problem.evaluate(z)["test_mse"] == pytest.approx(float(error.detach()), rel=1e-5)
     constant = float((test["g0"] - test["g0"].mean()).square().mean())
     assert problem.metrics["test_mse"].chance == pytest.approx(constant)
+
+
+def test_a_run_folder_gives_its_response_back(tmp_path) -> None:
+    problem, out = fs.DeepGMM(g0="linear", hidden=8, clients=10), tmp_path / "run"
+    outcome = fs.run(problem, fs.CDMANC(0.05, 0.05), rounds=1, out=out, progress=False, report=False)
+    x = torch.tensor([[-1.0], [0.25], [2.0]], dtype=torch.float64)
+    (tmp_path / "new.csv").write_text("x\n-1\n0.25\n2\n")
+    expected = outcome.model(seed=0)(x).tolist()
+    assert fs.load(out)(x).tolist() == expected
+    assert fs.load(out, role="f")(torch.zeros(3, 2)).shape == (3,)
+    found = models.predict(out, tmp_path / "new.csv")
+    assert found.header == ["row", "response"]
+    assert [value for _, value in found.rows] == pytest.approx(expected)
+    assert models.export(out, tmp_path / "g.pt2").takes == "(row, 1) in float64: x"
+    assert torch.export.load(tmp_path / "g.pt2").module()(x).tolist() == pytest.approx(expected)
+    assert models.export(out, tmp_path / "f.safetensors", role="f").takes == "(row, 2) in float32: z_1, z_2"
 
 
 # --- the example -----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 from typing import NamedTuple
 
+import numpy
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
@@ -316,14 +317,51 @@ def test_lanes_are_judged_together(together, monkeypatch):
     assert list(study.executor.recorder(study)._recordings) == ["metrics"]
 
 
-def test_what_cannot_be_mapped_is_judged_lane_by_lane_and_said():
+def test_what_cannot_be_mapped_is_judged_lane_by_lane_and_said_once(recwarn):
     study = fs.make_study(Judged(looks=True), fs.CDMANC(0.1, 0.1), seeds=range(3), quorum=fs.Quorum(invite=4))
     study = dataclasses.replace(study, executor=OnGPU())
     lanes = begin(study)
-    with (
-        pytest.warns(fs.Notice, match="the evaluation of Judged goes lane by lane, which is slower: vmap"),
-        pytest.warns(fs.Notice, match="the evaluation of Judged cannot be recorded"),
-    ):
+    for _ in range(2):
         found = course.metrics_at(study, lanes, [2, 0])
+    (told,) = recwarn
+    assert "the evaluation of Judged goes lane by lane, which is slower: vmap" in str(told.message)
     for lane, metrics in found.items():
         assert metrics == pytest.approx(study.problem.evaluate(points(lanes.server)[lane]))
+
+
+def of_ones_own(metric, rows="test"):
+    tables = [{"u": torch.arange(float(size))[:, None]} for size in (5, 7, 6, 9)]
+    return fs.task(
+        x=lambda: torch.nn.Linear(1, 1),
+        y=1,
+        loss=lambda x, y, batch: (x(batch["u"])[:, 0] - y) ** 2 - y**2,
+        data=fs.clients(tables, test={"u": torch.ones(40, 1)}, own={"shift": torch.arange(4.0)}),
+        metrics={"far": fs.Metric("low", rows=rows, of=metric)},
+        name="mine",
+    )
+
+
+METRICS = {
+    "a row": lambda x, y, batch: x(batch["u"])[:, 0].abs(),
+    "all rows": lambda x, y, batch: x(batch["u"]).abs().amax() + y.sum(),
+    "NumPy": lambda x, y, batch: numpy.abs(x(batch["u"]).numpy()).max(),
+    "a value": lambda x, y, batch: max(0.0, x(batch["u"]).mean().item()),
+}
+
+
+@pytest.mark.parametrize("rows", ["test", "train"])
+@pytest.mark.parametrize("kind", METRICS)
+def test_lanes_of_a_task_of_ones_own_are_judged_together(kind, rows, recwarn):
+    task = of_ones_own(METRICS[kind], rows)
+    study = fs.make_study(task, fs.CDMANC(0.1, 0.1), seeds=range(5), quorum=fs.Quorum(invite=4))
+    study = dataclasses.replace(study, executor=OnGPU())
+    lanes = begin(study)
+    for _ in range(2):
+        found = course.metrics_at(study, lanes, [3, 0, 1])
+        for lane, metrics in found.items():
+            assert metrics == pytest.approx(task.evaluate(points(lanes.server)[lane]))
+    mapped = kind in ("a row", "all rows")
+    assert list(study.executor.recorder(study)._recordings) == (["metrics"] if mapped else [])
+    assert [str(one.message).split(":")[0] for one in recwarn] == (
+        [] if mapped else ["the evaluation of mine goes lane by lane, which is slower"]
+    )

@@ -172,10 +172,68 @@ def test_the_highest_negatives_are_learnt_from():
     ("dials", "says"),
     [
         ({"fpr": 0.0}, "fpr must be above 0"),
-        ({"weights": "kl"}, "unknown weights 'kl'; known: all, cvar"),
+        ({"weights": "dro"}, "unknown weights 'dro'; known: all, cvar, kl"),
+        ({"weights": "kl", "temperature": 0.0}, "temperature must be above 0"),
         ({"partition": "rows"}, "unknown partition"),
     ],
 )
 def test_bad_dials_are_refused(dials, says):
     with pytest.raises(fs.BadInput, match=says):
         PartialAUC("town", **dials)
+
+
+# --- KL weights ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.5, 2.0])
+def test_for_fixed_scores_the_saddle_of_kl_weights_is_their_definition(temperature):
+    problem, (s, positive) = PartialAUC("town", weights="kl", temperature=temperature), some_scores()
+    up, down = s[positive], s[~positive]
+    squares = ((1 - up[:, None] + down) ** 2).mean(0)
+    q = torch.softmax(squares / temperature, 0)
+    cost = temperature * (q * (q * len(q)).log()).sum()
+    expected = float(q @ squares - cost)
+    assert float(problem.surrogate(s, positive)) == pytest.approx(expected)
+    luck = torch.Generator().manual_seed(1)
+    for _ in range(50):  # other weights do not make more of it
+        other = torch.softmax(torch.randn(len(q), generator=luck, dtype=torch.float64), 0)
+        assert other @ squares - temperature * (other * (other * len(q)).log()).sum() < expected
+
+    mean, high = up.mean(), down @ q
+    alpha = high - mean
+    u = (down - high) ** 2 + 2 * (1 + alpha) * (down - high)
+    t = temperature * (u / temperature).exp().mean().log()
+    rest = torch.stack([mean, high, t])
+    at = f_of(problem, s, positive, rest, alpha)
+    assert float(at) == pytest.approx(expected)
+    slopes = grad(lambda r, al: f_of(problem, s, positive, r, al), (0, 1))(rest, alpha)
+    assert max(float(slope.abs().max()) for slope in slopes) < 1e-12
+    for other in torch.linspace(-1, 1, 101, dtype=torch.float64):
+        for place in range(3):
+            moved = rest.clone()
+            moved[place] = other
+            assert f_of(problem, s, positive, moved, alpha) >= at - 1e-12
+        if temperature >= 0.5:
+            assert f_of(problem, s, positive, rest, other) <= at + 1e-12
+
+
+def test_descent_and_ascent_find_the_saddle_of_kl_weights():
+    outcome = fs.simulate(
+        PartialAUC("town", clients=5, weights="kl"),
+        fs.ParallelSGDA(eta=0.1, gamma=0.1),
+        rounds=300,
+        evaluate_every=300,
+        quorum=fs.Quorum(invite=5),
+        fleet=fs.Everybody(),
+        batch=60,
+    )
+    first, last = (row.metrics for row in outcome.rows)
+    assert abs(first["loss"] - first["surrogate"]) > 0.1
+    assert last["loss"] == pytest.approx(last["surrogate"], abs=0.01)
+    assert last["surrogate"] < 0.6 * first["surrogate"]
+    assert "alarm_rate" not in last  # t is no threshold
+
+
+def test_a_temperature_without_effect_is_noted():
+    assert PartialAUC("town", weights="kl", temperature=0.2).notes == []
+    assert "it is of weights kl" in PartialAUC("town", temperature=0.2).notes[0]

@@ -414,6 +414,8 @@ def test_a_model_of_ones_own_network_is_used_with_its_code(call, tmp_path):
         assert status == 0, stderr
         assert stdout
     assert sum(one.numel() for one in fs.load("run", code=code).parameters()) == 463
+    with pytest.raises(BadInput, match=r"in Python, code=\['.*parts.py'\]"):
+        fs.load("run")
 
 
 # --- packages ---------------------------------------------------------------------------------------------

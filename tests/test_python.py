@@ -340,6 +340,20 @@ def test_what_run_cannot_use_is_refused_in_one_line(call, why, tmp_path, monkeyp
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_few_clients_are_all_invited_and_that_is_said(tmp_path):
+    tables = [{"u": torch.arange(3.0) + client} for client in range(4)]
+    task = fs.task(x=1, y=1, loss=lambda x, y, b: (x - b["u"]) ** 2 * (1 + y) - y**2, data=fs.clients(tables))
+    told = r"all 4 clients are invited in every round; for fewer, say quorum=Quorum\(invite=...\)"
+    with pytest.warns(fs.Notice, match=told) as heard:
+        outcome = fs.simulate(task, fs.CDMANC(0.1, 0.1), rounds=1, progress=False)
+    assert heard[0].filename == __file__
+    with pytest.warns(fs.Notice, match=told):
+        fs.run(task, fs.CDMANC(0.1, 0.1), rounds=1, out=tmp_path / "r", report=False, tensorboard=False)
+    assert outcome.made.study.quorum == fs.Quorum(invite=4)
+    with pytest.raises(fs.BadInput, match=r"invite must be at most the number of clients \(4\), got 8"):
+        fs.simulate(task, fs.CDMANC(0.1, 0.1), rounds=1, quorum=fs.Quorum())
+
+
 def test_a_run_without_a_place_is_below_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = fs.run(fs.Quadratic(clients=10), fs.CDMANC(0.1, 0.1), rounds=1, tensorboard=False, report=False)

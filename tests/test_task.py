@@ -356,7 +356,7 @@ def test_what_vmap_cannot_do_is_named_and_the_loop_does_it() -> None:
         ({"loss": 3}, "loss must be a function of"),
         (
             {"loss": lambda x, y, batch: x(batch["inputs"])},
-            r"the loss failed on 4 rows \(input \(4, 6\).*KeyError",
+            r"the loss failed in <lambda> \(test_task.py, line \d+\) on 4 rows \(input \(4, 6\).*KeyError",
         ),
         ({"loss": lambda x, y, batch: x(batch["input"])}, r"\(4,\) for 4 rows.*got a tensor of \(4, 3\)"),
         ({"loss": lambda x, y, batch: 1.0}, "must give one value a row.* got 1.0"),
@@ -490,7 +490,9 @@ def test_mistakes_that_show_later_are_told_in_a_line() -> None:
     tables[4]["label"][7] = 5  # a class that the network does not know
     far = fs.clients(tables, test=rows(9, 99))
     seen = {"right": fs.Metric("high", rows="test", of=right)}
-    with pytest.raises(fs.BadInput, match=r"failed in loss \(test_task.py, line \d+\): IndexError: index 5"):
+    with pytest.raises(
+        fs.BadInput, match=r"failed in loss \(test_task.py, line \d+\) on 9 rows .*IndexError: index 5"
+    ):
         run(fs.task(x=Net, y=fs.Simplex(3), loss=loss, data=far, metrics=seen), rounds=30)
 
     def outside(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -509,3 +511,124 @@ def test_mistakes_that_show_later_are_told_in_a_line() -> None:
 def test_a_column_that_memory_cannot_hold_is_refused() -> None:
     with pytest.raises(fs.BadInput, match="client 0, column 'input': memory ran out; save it"):
         fs.clients([{"input": torch.zeros(1, dtype=torch.float64).expand(2**44)}])
+
+
+class Moody(Net):
+    """In training it adds something; a part of it is held in eval mode, and never does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.eval()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        assert not self.first.training
+        return super().forward(inputs) + (torch.arange(3.0) if self.training else 0)
+
+
+@pytest.mark.parametrize("executor", [fs.Loop, fs.Vectorised])
+def test_a_module_learns_in_train_mode_and_is_judged_in_eval_mode(executor) -> None:
+    def high(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return x(batch["input"]).sum(1)
+
+    def shifted(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return loss(lambda inputs: x(inputs) + torch.arange(3.0), y, batch)
+
+    metric = {"high": fs.Metric("high", rows="test", of=high)}
+    moody = fs.task(x=Moody, y=fs.Simplex(3), loss=loss, data=data(), metrics=metric)
+    plain = fs.task(x=Net, y=fs.Simplex(3), loss=shifted, data=data(), metrics=metric)
+    one, other = (run(task, executor=executor(), evaluate_every=3) for task in (moody, plain))
+    assert [row.metrics for row in one.rows] == [row.metrics for row in other.rows]
+    found = one.model(seed=0)(rows(40, 99)["input"]).sum(1).mean()
+    assert float(found.detach()) == pytest.approx(one.last("high")[0], rel=1e-5)
+
+
+# --- mistakes that show only in rounds -------------------------------------------------------------------
+
+
+RIGHT = {"right": fs.Metric("high", rows="test", of=right)}
+
+
+def test_a_loss_that_fails_in_a_round_is_told_with_its_file_line_and_shapes(tmp_path) -> None:
+    def of_four(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return loss(x, y, batch) * (1 if len(batch["label"]) == 4 else torch.ones(4))  # as it was tried
+
+    made = fs.task(x=Net, y=fs.Simplex(3), loss=of_four, data=data(), metrics=RIGHT)
+    line = of_four.__code__.co_firstlineno + 1
+    told = rf"of_four: the loss failed in of_four \(test_task.py, line {line}\) on 8 rows \(input \(8, 6\), "
+    for executor in (fs.Loop(), fs.Vectorised()):
+        with pytest.raises(fs.BadInput, match=told + ".*size of tensor a"):
+            run(made, executor=executor)
+    with pytest.raises(fs.BadInput, match=told + r".*\(see .*traceback.txt\)"):
+        fs.run(made, ADA, rounds=2, out=tmp_path / "run", quorum=QUORUM, progress=False)
+    assert "in of_four\n" in (tmp_path / "run" / "traceback.txt").read_text()
+
+
+def test_a_loss_of_another_shape_in_a_round_is_refused() -> None:
+    def first_four(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return loss(x, y, batch)[:4]
+
+    made = fs.task(x=Net, y=fs.Simplex(3), loss=first_four, data=data(), metrics=RIGHT)
+    with pytest.raises(fs.BadInput, match=r"one value a row, \(8,\) for 8 rows.* got a tensor of \(4,\)"):
+        run(made)
+
+
+def test_a_layer_that_is_given_another_shape_is_named() -> None:
+    def narrow(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return x(batch["input"][:, :5])[:, 0]
+
+    told = r"failed in Net \(test_task.py, line \d+\).*; Linear\(in_features=6, .*\) was given \(4, 5\)"
+    with pytest.raises(fs.BadInput, match=told):
+        fs.task(x=Net, y=fs.Simplex(3), loss=narrow, data=data())
+
+
+def test_a_problem_of_a_class_is_told_of_likewise() -> None:
+    class Own:
+        def __init__(self, wrong: str) -> None:
+            self.wrong, self.federation = wrong, data().federation
+            self.metrics = {"size": fs.Metric("low", "none")}
+
+        def init(self, seed: int) -> Pair:
+            return Pair(torch.zeros(7 if self.wrong == "init" else 6), torch.zeros(1))
+
+        def loss(self, z: Pair, xi: Batch) -> Tensor:
+            found = xi.rows["input"] @ z.x * z.y
+            return found if self.wrong == "rows" else xi.mean(found)
+
+        def evaluate(self, z: Pair) -> dict[str, float]:
+            return {"size": {"size": 1.0}["sise" if self.wrong == "name" else "size"]}
+
+    for wrong, told in {
+        "init": r"problem Own failed in loss \(test_task.py, line \d+\): RuntimeError: size mismatch",
+        "rows": r"Own.loss must give one number, such as xi.mean\(values\) .* got a tensor of \(\d+,\)",
+        "name": r"Own with CDMAADA failed in evaluate \(test_task.py, line \d+\): KeyError: 'sise'",
+    }.items():
+        with pytest.raises(fs.BadInput, match=told):
+            run(Own(wrong))
+
+
+def test_a_report_is_told_how_each_client_fares() -> None:
+    def shifted(x: Applied, y: Tensor, batch: fs.task) -> Tensor:
+        return loss(x, y, batch) + batch.own["shift"]
+
+    sizes = (8, 11, 9)
+    tables = {name: rows(size, number) for number, (name, size) in enumerate(zip("abc", sizes, strict=True))}
+    together = fs.Metric("low", rows="test", of=lambda x, y, batch: right(x, y, batch).mean())
+    made = fs.task(
+        x=Net,
+        y=fs.Simplex(3),
+        loss=shifted,
+        data=fs.clients(tables, test=rows(40, 99), own={"shift": torch.arange(3.0)}),
+        metrics=RIGHT | {"together": together},
+    )
+    z = made.init(0)
+    told = made.details(z)
+    assert list(told) == ["Clients by loss", "Clients by right"]
+    assert all(detail.valid for detail in told.values())
+    assert told["Clients by loss"].columns["client"] == ["a", "b", "c"]
+    assert [detail.better for detail in told.values()] == ["low", "high"]
+    x, y = made.x.seen(z.x), made.y.seen(z.y)
+    for number, table in enumerate(tables.values()):
+        expected = float(loss(x, y, table).mean()) + number
+        assert told["Clients by loss"].columns["loss"][number] == pytest.approx(expected, rel=1e-5)
+        expected = float(right(x, y, table).mean())
+        assert told["Clients by right"].columns["right"][number] == pytest.approx(expected)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -73,12 +73,29 @@ class Second(nn.Module):
         return rows[:, 1]
 
 
+class Response(nn.Module):
+    """Back to the unit of what was learnt from."""
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, mean: float = 0.0, spread: float = 1.0) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("spread", torch.tensor(spread))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows.flatten() * self.spread + self.mean
+
+
 OUTPUTS: dict[str, Callable[[], list[nn.Module]]] = {
     "score": lambda: [nn.Flatten(0), nn.Sigmoid()],
     "release": lambda: [nn.Softmax(1), Second()],
     "release-lenet5": lambda: [nn.ReLU(), nn.Softmax(1), Second()],
     "probabilities": lambda: [nn.Softmax(1)],
     "logit": lambda: [nn.Flatten(0)],
+    "response": lambda: [Response()],
+    "moment": lambda: [nn.Flatten(0)],
     "picture": list,
 }
 
@@ -94,8 +111,11 @@ class Piece:
     arguments: dict[str, Any]  # whole numbers, or a shape
     outputs: str
     noise: int = 0  # of a generator: how many numbers between -1 and 1 it takes, in place of rows
+    takes: Sequence[str] = ()  # what it takes in place of the rows of files: numbers, by their names
 
     def __post_init__(self) -> None:
+        if not all(isinstance(name, str) for name in self.takes):
+            raise ValueError(f"takes {self.takes}")
         for what, given, known in (
             ("network", self.network, {*BUILDERS, *networks.NETWORKS}),
             ("outputs", self.outputs, {*OUTPUTS}),
@@ -123,7 +143,7 @@ class Piece:
         """A network with what comes before and after it."""
         return nn.Sequential(
             OrderedDict(
-                inputs=nn.Identity() if self.noise else _inputs(reader),
+                inputs=nn.Identity() if self.noise or self.takes else _inputs(reader),
                 network=networks.plain(network),
                 outputs=nn.Sequential(*OUTPUTS[self.outputs]()),
             )
@@ -163,8 +183,8 @@ class Blueprint:
     def example(self, role: str, rows: int) -> Tensor:
         """What a model takes, in shape and type."""
         part = self.parts[role]
-        if part.noise:
-            return torch.zeros(rows, part.noise)
+        if part.noise or part.takes:
+            return torch.zeros(rows, part.noise or len(part.takes))
         return torch.zeros(rows, *self.reader.shape, dtype=DTYPES[self.reader.dtype])
 
     # --- as JSON ---

@@ -26,15 +26,17 @@ from fedsaddle.problem import COPIED
 class Network:
     """A network as a function of one flat vector. It has no hidden state, so it can be mapped over lanes.
 
-    Nor has it modes: layers that do something else in training than in evaluation are refused. Parameters
-    that do not require a gradient, and buffers, are no part of the vector: nobody sends them, and all lanes
-    share the ones of the first that was built.
+    Layers that draw or keep something in training are refused. A module that looks at `self.training` itself
+    is as it was built where it learns, and in eval mode where it is `judged`. Parameters that do not require
+    a gradient, and buffers, are no part of the vector: nobody sends them, and all lanes share the ones of the
+    first that was built.
     """
 
     build: Callable[[], nn.Module]
     module: nn.Module = field(init=False, repr=False)  # the layers; what the vector holds is not used
     shapes: dict[str, torch.Size] = field(init=False, repr=False)
     size: int = field(init=False)
+    _modes: list[tuple[nn.Module, bool]] = field(init=False, repr=False)  # of the layers, as they were built
     _copies: dict[torch.device, dict[torch.dtype, dict[str, Tensor]]] = field(
         init=False, repr=False, default_factory=dict
     )
@@ -45,6 +47,7 @@ class Network:
         _check_layers(module)
         shapes = {name: value.shape for name, value in module.named_parameters() if value.requires_grad}
         object.__setattr__(self, "module", module.requires_grad_(False))
+        object.__setattr__(self, "_modes", [(layer, layer.training) for layer in module.modules()])
         object.__setattr__(self, "shapes", shapes)
         object.__setattr__(self, "size", sum(math.prod(shape) for shape in shapes.values()))
 
@@ -76,8 +79,12 @@ class Network:
     def __call__(self, vector: Tensor, *inputs: Any, **named: Any) -> Any:
         return self.computed(self.named(vector) | self.fixed(vector), inputs, named)
 
-    def computed(self, held: dict[str, Tensor], inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def computed(
+        self, held: dict[str, Tensor], inputs: tuple[Any, ...], named: dict[str, Any], judged: bool = False
+    ) -> Any:
         """What the layers give with these values in place of their own."""
+        for layer, training in self._modes:
+            layer.training = training and not judged
         return torch.func.functional_call(self.module, held, inputs, named or None)
 
     def at(self, vector: Tensor) -> nn.Module:

@@ -27,8 +27,9 @@ from fedsaddle.errors import BadInput, Notice, check_count, check_memory, check_
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Cohorts, Fleet, Latency, Paper, Quorum, cohorts_given
 from fedsaddle.merges import MEAN, Merge, TrimmedMean
+from fedsaddle.mishaps import told_if_theirs
 from fedsaddle.outcome import Made, Outcome
-from fedsaddle.problem import Held, Problem
+from fedsaddle.problem import Held, Problem, name_of
 from fedsaddle.ranges import check
 
 
@@ -77,9 +78,9 @@ def make_study(
     _check_parts(problem, settings, quorum, fleet, merge, faults, checks, executor)
     if names and len(names) != len(settings):
         raise BadInput(f"names must be one for each of the {len(settings)} settings, got {len(names)}")
-    quorum, fleet = quorum or Quorum(), fleet or Paper()
     check_count("batch", batch)
     clients = len(problem.federation)
+    quorum, fleet = quorum or _first_quorum(clients), fleet or Paper()
     if quorum.invite > clients:
         raise BadInput(f"invite must be at most the number of clients ({clients}), got {quorum.invite}")
     cohorts = cohorts_given(cohorts)
@@ -88,8 +89,10 @@ def make_study(
     fleet.check(clients)
 
     known = hyperparameters(type(settings[0]))
-    _check_settings(settings, batch, int(problem.federation.sizes.min()))
-    start, place = _checked_start(problem.init(seeds[0])), device_named(str(device))
+    place = device_named(str(device))
+    with told_if_theirs(f"{name_of(problem)} with {type(settings[0]).__name__}"):
+        _check_settings(settings, batch, int(problem.federation.sizes.min()))
+        start = _checked_start(problem.init(seeds[0]))
 
     def by_lane(name: str) -> Tensor:
         values = [float(getattr(setting, name)) for setting in settings for _ in seeds]
@@ -113,6 +116,16 @@ def make_study(
         faults,
         checks,
     )
+
+
+def _first_quorum(clients: int) -> Quorum:
+    """Whom a study invites that does not say: 8 clients a round, or all of fewer."""
+    usual = Quorum()
+    if usual.invite <= clients:
+        return usual
+    told = f"all {clients} clients are invited in every round; for fewer, say quorum=Quorum(invite=...)"
+    warnings.warn(told, Notice, stacklevel=4)
+    return Quorum(invite=clients)
 
 
 def _settings(algorithm: Any) -> list[Any]:

@@ -15,10 +15,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedsaddle import draws
-from fedsaddle.blueprint import Blueprint, trusted
+from fedsaddle.blueprint import Blueprint, Piece, trusted
 from fedsaddle.border.build import bench_of
 from fedsaddle.border.files import tables_of
 from fedsaddle.border.plugged import plug
+from fedsaddle.border.plugins import files_of
 from fedsaddle.border.trained import Choice, check_format, which_model
 from fedsaddle.errors import BadInput, check_count, check_seed, unknown
 from fedsaddle.pictures import grid
@@ -58,10 +59,7 @@ def load(
     if task is None and code:
         task = bench_of(str(chosen.folder / "experiment.json"), {"code": code}).problem
     if not isinstance(task, Modelled):
-        raise BadInput(
-            f"{run} holds a {written.problem} that was made in Python, and no code: give the same task, "
-            f'such as fs.load("{run}", task=task)'
-        )
+        raise BadInput(f"{_not_there(chosen, written)}: {_by_load(chosen)}")
     modules = task.models(task.init(0))  # type: ignore[attr-defined]
     if list(modules) != written.roles:
         raise BadInput(f"the task has {', '.join(modules)}; {run} holds {', '.join(written.roles)}")
@@ -87,11 +85,25 @@ def _built(
     written = _read(chosen, seed, code)
     name = _role(written, role)
     if written.blueprint is None:
-        raise BadInput(
-            f"{chosen.folder} holds a {written.problem} that was made in Python, and no code: use "
-            f'fs.load("{chosen.folder}", task=task) there'
-        )
+        raise BadInput(f"{_not_there(chosen, written)}: in Python, {_by_load(chosen)}")
     return written.blueprint.model(name, written.tensors[name]), written.blueprint, name
+
+
+def _not_there(chosen: Choice, written: StoredModel) -> str:
+    """Why a folder alone is not enough to build its networks."""
+    if _own_code(chosen):
+        return f"{chosen.folder} holds a task of code that is somebody's own, and not the code"
+    return f"{chosen.folder} holds a {written.problem} that was made in Python, and no code"
+
+
+def _by_load(chosen: Choice) -> str:
+    """What builds them."""
+    files = _own_code(chosen)
+    return f'use fs.load("{chosen.folder}", {f"code={files}" if files else "task=task"})'
+
+
+def _own_code(chosen: Choice) -> list[str]:
+    return files_of(tables_of(str(chosen.folder / "experiment.json")))
 
 
 # --- scores of new rows ----------------------------------------------------------------------------------
@@ -114,23 +126,25 @@ def predict(
 ) -> Predictions:
     """The rows of a file, scored as the task scores them; with seed "all", the mean over all seeds."""
     chosen = which_model(run, algorithm, seed, best)
-    outputs, plan, rows = None, None, None
+    outputs, rows, part = None, None, None
     for one in chosen.seeds:
         model, plan, role = _built(chosen, one, code=code)
-        if plan.parts[role].noise:
+        part = plan.parts[role]
+        if part.noise:
             raise BadInput(f"{run} holds a generator, which scores no rows: see fedsaddle sample {run}")
         rows = plan.reader.rows(str(data)) if rows is None else rows
         with torch.no_grad():
             found = torch.cat([model(some) for some in rows.split(ROWS_TOGETHER)]).to(torch.float64)
         outputs = found if outputs is None else outputs + found
     assert outputs is not None
-    assert plan is not None
-    return _told(outputs / len(chosen.seeds), plan)
+    assert part is not None
+    return _told(outputs / len(chosen.seeds), plan, part)
 
 
-def _told(outputs: Tensor, plan: Blueprint) -> Predictions:
+def _told(outputs: Tensor, plan: Blueprint, part: Piece) -> Predictions:
     if outputs.dim() == 1:
-        return Predictions(["row", "score"], ([row, score] for row, score in enumerate(outputs.tolist())))
+        name = "response" if part.outputs == "response" else "score"
+        return Predictions(["row", name], ([row, value] for row, value in enumerate(outputs.tolist())))
     classes = plan.reader.classes
     most = outputs.argmax(1).tolist()
     header = ["row", "class", *(f"p_{name}" for name in classes)]
@@ -166,13 +180,15 @@ def export(
     example = plan.example(name, max(2, plan.together))
     kind = str(example.dtype).removeprefix("torch.")
     takes = f"({', '.join(['row', *map(str, example.shape[1:])])}) in {kind}"
-    takes += f": {', '.join(reader.features)}" if reader.columns and not part.noise else ""
+    features = [] if part.noise else list(part.takes or reader.features if reader.columns else [])
+    takes += f": {', '.join(features)}" if features else ""
     gives = {
         "probabilities": f"(row, {len(reader.classes)}): the probabilities of {', '.join(reader.classes)}",
         "picture": "(row, channel, height, width): pictures in -1 to 1",
         "logit": "(row,): the logit of being real",
+        "response": "(row,): the response",
+        "moment": "(row,): the weight of a row in the moment that is violated most",
     }.get(part.outputs, f"(row,): the score of being {plan.positive}")
-    features = reader.features if not part.noise else []
     about = {"algorithm": chosen.algorithm, "seed": chosen.seeds[0], "best": best, "role": name}
     note = json.dumps({**about, "takes": takes, "gives": gives, "features": features, **plan.to_json()})
     write = {".pt2": _pt2, ".onnx": _onnx, ".safetensors": _safetensors}[form]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from fedsaddle.border.plugins import again as same_code
 from fedsaddle.border.sweeps import load_sweep
 from fedsaddle.engine import machine
 from fedsaddle.engine.course import Play, Stop
+from fedsaddle.errors import BadInput
 from fedsaddle.exits import ALL_DIVERGED, INTERRUPTED
-from fedsaddle.runs import Interrupted, Plan, RunFolder, Watch
+from fedsaddle.runs import Interrupted, Plan, RunFolder, Watch, write_atomically
 from fedsaddle.tensorboard import TensorBoard
 
 
@@ -117,6 +119,8 @@ def carry_out(plan: Plan, path: Path, way: Way, play: Play | None = None, again:
         with way.show.watching(plan, folder.left) as watch:
             watch = TensorBoard(path, plan, watch) if way.tensorboard else watch
             runs.execute(folder, watch, asked, way.checkpoint_seconds, play)
+    except BadInput as error:
+        raise _with_traceback(error, path) from error.__cause__
     except Interrupted:
         way.show.say(f"stopped; go on with: {_going_on(plan, path, again)}")
         return Ran(path, INTERRUPTED)
@@ -127,6 +131,15 @@ def carry_out(plan: Plan, path: Path, way: Way, play: Play | None = None, again:
         way.show.say("no seed was finite even at the start")
         return Ran(path, ALL_DIVERGED)
     return Ran(path, 0)
+
+
+def _with_traceback(error: BadInput, path: Path) -> BadInput:
+    """What went wrong in a person's code, in its line; how it came to that is kept beside the run."""
+    if error.__cause__ is None:
+        return error
+    file = path / "traceback.txt"
+    write_atomically(file, "".join(traceback.format_exception(error.__cause__)).encode())
+    return BadInput(f"{error} (see {file})")
 
 
 def _going_on(plan: Plan, path: Path, again: str) -> str:

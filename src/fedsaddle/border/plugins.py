@@ -176,15 +176,20 @@ def check_approved(
             approved(use, reference, code, pinned(tables, use.group, str(use.value)))
 
 
-def again(resolved: Mapping[str, Any]) -> str:
-    """What a command must say to go on with a run: the files of code that are its own."""
+def files_of(resolved: Mapping[str, Any]) -> list[str]:
+    """The files of code that a run has of its own."""
     found = {
         reference.place: None
         for own in resolved.get("code", {}).values()
         for reference in map(reference_in, own)
         if reference is not None and reference.of_file
     }
-    return "".join(f" --code {_quoted(place)}" for place in found)
+    return list(found)
+
+
+def again(resolved: Mapping[str, Any]) -> str:
+    """What a command must say to go on with a run."""
+    return "".join(f" --code {_quoted(place)}" for place in files_of(resolved))
 
 
 def _quoted(place: str) -> str:

@@ -62,7 +62,7 @@ def main() -> None:
         print(f"error: {error.strerror or error}{where}{hint}", file=sys.stderr)
         sys.exit(1)
     except RuntimeError as error:
-        from fedsaddle.engine.memory import out_of_memory
+        from fedsaddle.mishaps import out_of_memory
 
         if not out_of_memory(error):
             raise

@@ -21,6 +21,8 @@ from fedsaddle.engine.study import Event, Lanes, Study, begin
 from fedsaddle.errors import Notice
 from fedsaddle.history import Told
 from fedsaddle.metric import check_declared
+from fedsaddle.mishaps import told_if_theirs
+from fedsaddle.problem import name_of
 
 BEYOND = 1e150  # a metric of a lane that has diverged: its square is no number
 
@@ -151,19 +153,24 @@ def course(
     The course ends early when no lane is alive any more. Given a `start`, it goes on from there. `prune` sees
     every evaluation but the last; since nothing else tells it, a resumed course gives up the same lanes.
     """
+    who = f"{name_of(study.problem)} with {type(study.algorithm).__name__}"
     if start is None:
-        start = _judged(study, begin(study), 0, [])
+        with told_if_theirs(who):
+            start = _judged(study, begin(study), 0, [])
         yield start
-    postage(study)  # an algorithm whose messages do not fit is refused before the first round
+    with told_if_theirs(who):
+        postage(study)  # an algorithm whose messages do not fit is refused before the first round
     lanes = start.lanes
     for round in range(start.round, rounds):
         if not any(lanes.alive):
             return
         told: list[Told] = []
-        lanes, events = play(study, lanes, round, told)
-        events = [_with_last_metric(study, lanes, event) for event in events]
+        with told_if_theirs(who):
+            lanes, events = play(study, lanes, round, told)
+            events = [_with_last_metric(study, lanes, event) for event in events]
         if (round + 1) % every == 0 or round + 1 == rounds:
-            stop = _judged(study, lanes, round + 1, events)
+            with told_if_theirs(who):
+                stop = _judged(study, lanes, round + 1, events)
             if prune is not None and round + 1 < rounds:
                 dropped = prune(stop)
                 stop = stop._replace(lanes=_without(stop.lanes, dropped), events=[*stop.events, *dropped])

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedsaddle.mishaps import out_of_memory
+
 T = TypeVar("T")
 
 
@@ -33,16 +35,6 @@ def give_back() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def out_of_memory(error: BaseException | None) -> bool:
-    """Whether this, or what led to it, is a lack of memory: a GPU's, its libraries' or the machine's."""
-    words = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words):
-            return True
-        error = error.__context__
-    return False
 
 
 def peak_bytes(work: Callable[[], Any]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -15,7 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedsaddle import draws
 from fedsaddle.core import Algorithm, Message, Pair
 from fedsaddle.engine.compile.trace import Unrecordable
-from fedsaddle.errors import BadInput
+from fedsaddle.errors import BadInput, shown
+from fedsaddle.mishaps import told_if_theirs
 from fedsaddle.problem import Batch, Constrained, Federation, Game, Minimax, Problem, name_of
 
 T = TypeVar("T")
@@ -116,8 +118,18 @@ def field_of(problem: Problem) -> Field:
     if isinstance(problem, Game):
         return problem.field
     if isinstance(problem, Minimax):
-        return torch.func.grad(problem.loss)
+        return torch.func.grad(partial(_scalar, problem))
     raise TypeError(f"{type(problem).__name__} has neither `loss` nor `field`")
+
+
+def _scalar(problem: Minimax, z: Pair, xi: Batch) -> Tensor:
+    value = problem.loss(z, xi)
+    if not isinstance(value, Tensor) or value.dim():
+        told = f"a tensor of {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
+        raise BadInput(
+            f"{name_of(problem)}.loss must give one number, such as xi.mean(values) of one a row; got {told}"
+        )
+    return value
 
 
 def projected(problem: Problem, state: T) -> T:
@@ -233,7 +245,8 @@ class Oracle:
 
     def grad(self, z: Pair, xi: Batch) -> Pair:
         slope = field_of(self.task.problem)
-        with untouched(f"problem {name_of(self.task.problem)}", (z, xi.rows)):
+        who = f"problem {name_of(self.task.problem)}"
+        with told_if_theirs(who), untouched(who, (z, xi.rows)):
             known = self._walk.grad(slope, z, xi) if self._walk else None
             return slope(z, xi) if known is None else known
 

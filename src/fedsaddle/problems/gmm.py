@@ -22,7 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from fedsaddle import draws, networks
+from fedsaddle.blueprint import Blueprint, Piece, Response
 from fedsaddle.core import Count, Pair, Range
+from fedsaddle.data.datasets import Scaling
+from fedsaddle.data.reading import Reader
 from fedsaddle.errors import BadInput, unknown
 from fedsaddle.metric import Metric
 from fedsaddle.networks import Network
@@ -141,8 +144,20 @@ class DeepGMM(Measured):
     # --- what it has learnt ---
 
     def models(self, z: Pair) -> dict[str, nn.Module]:
-        """The response, of standardised Y, and the critic."""
-        return {"g": self.g.at(z.x), "f": self.f.at(z.y)}
+        """The response, in the unit of Y, and the critic."""
+        made = self.blueprint.whole({"g": self.g.at(z.x), "f": self.f.at(z.y)})
+        y = self._train[0]["y"]
+        made["g"].outputs = nn.Sequential(Response(float(y.mean()), float(y.std())))
+        return made
+
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        """How both are built: the response of a file's column x, and the critic of instruments."""
+        as_it_is = Scaling(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+        reader = Reader(".csv", "y", "client", {"x": ()}, (1,), "float64", as_it_is, ())
+        g, f = ({"features": features, "outputs": 1, "hidden": self.hidden} for features in (1, 2))
+        parts = {"g": Piece("mlp", g, "response"), "f": Piece("mlp", f, "moment", takes=("z_1", "z_2"))}
+        return Blueprint(parts, reader)
 
     def violation(self, x: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The mean square of what the instruments tell of the residual, as far as few cosines can."""

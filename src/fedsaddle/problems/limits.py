@@ -30,7 +30,7 @@ from fedsaddle.core import Pair
 from fedsaddle.data.datasets import scaled
 from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.metric import Metric
-from fedsaddle.problem import Batch
+from fedsaddle.problem import Batch, Detail, client_means
 from fedsaddle.problems.tabled import Cells, Tabled
 from fedsaddle.projections import box
 from fedsaddle.ranges import Above0, NotNegative, Rate
@@ -193,6 +193,19 @@ class Limits(Tabled):
             "phi": self.lagrangian(train.loss, soft, self.best_y(soft)),
             "loss": self.lagrangian(train.loss, soft, z.y),
             "largest_multiplier": z.y.max(),
+        }
+
+    def details(self, z: Pair) -> dict[str, Detail]:
+        """How often each kind of rows is taken for positive, what limits cost; and each client's error."""
+        held, test = (rows.to(z.x.device) for rows in (self.federation, self.test))
+        taken = self.rates(z.x, test.rows).hard.view(-1, 2)
+        names = ["all rows"] if self.rule == "neyman-pearson" else list(self.grouped(self.groups)[0])
+        rates = {"group": names, "false alarms": taken[:, 0].tolist(), "missed": (1 - taken[:, 1]).tolist()}
+        wrong = (self.output(z.x, held.rows["input"]).squeeze(1) > 0) != held.rows["positive"]
+        clients = client_means(held, wrong, "training error")
+        return {
+            "Rates on test rows": Detail("bars", rates, "low"),
+            "Clients": Detail("clients", clients, "low"),
         }
 
     @property

@@ -22,29 +22,102 @@ alpha > b - 1 - t it falls up to the threshold that the part beta of negatives e
 whatever the others are. So for fixed scores the saddle over (a, b, t; alpha) is P, with b = m_q,
 alpha = m_q - m+ > b - 1 - t. Each row's part is its own: no pairs, no ranking of other clients' rows.
 beta = 1 is AUC.
+
+With KL weights any q may be chosen and pays c KL(q | equal ones), c the temperature. The squares are linear
+in q, so the best is q_j ~ exp((1 + s_j - m+)^2 / c), and
+
+    P(s) = Var+(s) + c log E- exp((1 + s - m+)^2 / c)
+
+The same a, b and alpha part the means. With u = h(s) - 2 (1+alpha) b = (s-b)^2 + 2 (1+alpha)(s-b), and
+c log E- exp(u / c) = min_t t + c E-[exp((u-t) / c) - 1],
+
+    F = 1 + E+[ (s-a)^2 - 2 (1+alpha) s ] + 2 (1+alpha) b + t + c E-[ exp((u-t) / c) - 1 ] - alpha^2
+
+F is convex in (a, b, t), and concave in alpha where E-[ (s-b)^2 exp((u-t) / c) ] < c / 2. At the saddle that
+is Var_q(s) < c / 2, which holds if c > 1/2, and for less if scores are not far apart.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedsaddle.core import Pair, Range
 from fedsaddle.data.datasets import scaled
-from fedsaddle.errors import BadInput, unknown
+from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.metric import Metric
 from fedsaddle.problem import Batch, Detail
 from fedsaddle.problems.details import client_ranking, tested_ranking
 from fedsaddle.problems.tabled import Cells, Tabled
 from fedsaddle.projections import box
+from fedsaddle.ranges import Above0
 from fedsaddle.scores import auroc, partial_auroc
 
-WEIGHTS = ("cvar", "all")
 EXTRA = 3  # numbers of x beside the network: a, b and t
+
+
+class Weighing(Protocol):
+    """How negatives are weighed."""
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """Between which numbers t is."""
+
+    def down(self, s: Tensor, b: Tensor, t: Tensor, alpha: Tensor) -> Tensor:
+        """What a negative has of F."""
+
+    def best(self, s: Tensor, positive: Tensor) -> Tensor:
+        """P less Var+: at the worst weights, from all scores at once."""
+
+
+class Highest(NamedTuple):
+    """CVaR: the part beta of the negatives that score highest; all, with 1."""
+
+    beta: float
+    reach: tuple[float, float] = (0.0, 1.0)
+
+    def down(self, s: Tensor, b: Tensor, t: Tensor, alpha: Tensor) -> Tensor:
+        # The last bracket is positive where alpha > b - 1 - t; after a step to elsewhere, t comes back.
+        top = torch.relu(s - t) * torch.relu(s + t - 2 * b + 2 * (1 + alpha)) / self.beta
+        return top + (t - b) ** 2 + 2 * (1 + alpha) * t
+
+    def best(self, s: Tensor, positive: Tensor) -> Tensor:
+        one, n = positive.to(s.dtype), self.beta * (~positive).sum()
+        # The k-th highest negative has all of its weight if k <= beta n, and the next one what is left.
+        ranked = torch.where(positive, -1.0, s).sort(descending=True).values
+        q = (n - torch.arange(len(s), dtype=s.dtype, device=s.device)).clamp(0, 1) / n
+        mean, high = s @ one / one.sum(), ranked @ q
+        return (ranked - high).square() @ q + (1 + high - mean) ** 2
+
+
+class Tilted(NamedTuple):
+    """KL: a negative weighs the more the higher its squares are, exponentially."""
+
+    temperature: float
+    reach: tuple[float, float] = (-5.0, 5.0)
+
+    def down(self, s: Tensor, b: Tensor, t: Tensor, alpha: Tensor) -> Tensor:
+        u = (s - b) ** 2 + 2 * (1 + alpha) * (s - b)
+        weight = torch.exp((u - t) / self.temperature)
+        return self.temperature * (weight - 1) + t + 2 * (1 + alpha) * b
+
+    def best(self, s: Tensor, positive: Tensor) -> Tensor:
+        one = positive.to(s.dtype)
+        square = (1 + s - s @ one / one.sum()) ** 2 / self.temperature
+        every = torch.where(positive, -torch.inf, square).logsumexp(0)
+        return self.temperature * (every - (1 - one).sum().log())
+
+
+WEIGHTS: dict[str, Callable[[PartialAUC], Weighing]] = {
+    "cvar": lambda own: Highest(own.fpr),
+    "kl": lambda own: Tilted(own.temperature),
+    "all": lambda own: Highest(1.0),
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +125,8 @@ class PartialAUC(Tabled):
     """One class against the others, judged at few false alarms."""
 
     fpr: Annotated[float, Range(above=0, most=1)] = 0.1  # false-alarm rates up to this
-    weights: Literal["cvar", "all"] = "cvar"  # on negatives: on the highest of them, or as in AUC
+    weights: Literal["cvar", "kl", "all"] = "cvar"  # on negatives: the highest, the higher more, as in AUC
+    temperature: Above0 = 0.5  # of kl: what unequal weights cost
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
@@ -63,9 +137,13 @@ class PartialAUC(Tabled):
                 raise BadInput(f"{self.dataset}: the {rows} rows must hold positives and negatives")
 
     @property
-    def beta(self) -> float:
-        """The part of the negatives that is learnt from."""
-        return self.fpr if self.weights == "cvar" else 1.0
+    def notes(self) -> list[str]:
+        idle = {} if self.weights == "kl" else {"temperature": f"it is of weights kl, not of {self.weights}"}
+        return super().notes + without_effect(self, idle)
+
+    @cached_property
+    def weighing(self) -> Weighing:
+        return WEIGHTS[self.weights](self)
 
     def columns(self, test: bool) -> Cells:
         found = super().columns(test)
@@ -83,8 +161,10 @@ class PartialAUC(Tabled):
 
     def project(self, z: Pair) -> Pair:
         """Means and thresholds of scores are in [0, 1], their differences in [-1, 1]."""
-        weights, extra = z.x.split([self.model.size, EXTRA])
-        return Pair(torch.cat([weights, box(extra, 0.0, 1.0)]), box(z.y, -1.0, 1.0))
+        weights, means, t = z.x.split([self.model.size, EXTRA - 1, 1])
+        return Pair(
+            torch.cat([weights, box(means, 0.0, 1.0), box(t, *self.weighing.reach)]), box(z.y, -1.0, 1.0)
+        )
 
     def scores(self, weights: Tensor, inputs: Tensor) -> Tensor:
         return torch.sigmoid(self.model(weights, scaled(inputs, weights.dtype)).squeeze(1))
@@ -95,10 +175,7 @@ class PartialAUC(Tabled):
         Constants too are the rows': a client with few has little of them, and all clients pull alike.
         """
         up = (s - a) ** 2 - 2 * (1 + alpha) * s
-        # The last bracket is positive where alpha > b - 1 - t; after a step to elsewhere, t comes back.
-        top = torch.relu(s - t) * torch.relu(s + t - 2 * b + 2 * (1 + alpha)) / self.beta
-        down = top + (t - b) ** 2 + 2 * (1 + alpha) * t
-        return torch.where(positive, up, down) - alpha**2 / 2
+        return torch.where(positive, up, self.weighing.down(s, b, t, alpha)) - alpha**2 / 2
 
     def loss(self, z: Pair, xi: Batch) -> Tensor:
         weights, a, b, t = z.x.split([self.model.size, 1, 1, 1])
@@ -109,13 +186,9 @@ class PartialAUC(Tabled):
 
     def surrogate(self, s: Tensor, positive: Tensor) -> Tensor:
         """P, from all scores at once; what F is at its saddle."""
-        one, n = positive.to(s.dtype), self.beta * (~positive).sum()
-        # The k-th highest negative has all of its weight if k <= beta n, and the next one what is left.
-        ranked = torch.where(positive, -1.0, s).sort(descending=True).values
-        q = (n - torch.arange(len(s), dtype=s.dtype, device=s.device)).clamp(0, 1) / n
-        mean, high = s @ one / one.sum(), ranked @ q
-        spread = (s - mean).square() @ one / one.sum() + (ranked - high).square() @ q
-        return spread + (1 + high - mean) ** 2
+        one = positive.to(s.dtype)
+        mean = s @ one / one.sum()
+        return (s - mean).square() @ one / one.sum() + self.weighing.best(s, positive)
 
     @property
     def metrics(self) -> dict[str, Metric]:
@@ -126,18 +199,18 @@ class PartialAUC(Tabled):
             "train_pauc": Metric("high", rows="train", chance=guess),
             "surrogate": Metric("low", rows="train"),
             "loss": Metric("neither", rows="train"),
-            "alarm_rate": Metric("neither", rows="none"),
+            **({} if self.weights == "kl" else {"alarm_rate": Metric("neither", rows="none")}),
         }
 
     def measure(self, z: Pair) -> dict[str, Tensor]:
-        """Partial AUC on both halves, AUC, the surrogate, F, and the part of negatives above t."""
+        """Partial AUC on both halves, AUC, the surrogate, F, and the part above t, if that is a threshold."""
         train, test = (rows.to(z.x.device).rows for rows in (self.federation, self.test))
         weights, a, b, t = z.x.split([self.model.size, 1, 1, 1])
         s, unseen = (torch.sigmoid(self.output(weights, rows["input"]).squeeze(1)) for rows in (train, test))
         positive, (ones, zeros) = train["positive"], self.count
         part = self.row(s, positive, a, b, t, z.y)
         loss = 1 + (part * torch.where(positive, 1 / ones, 1 / zeros)).sum()
-        return {
+        found = {
             "test_pauc": partial_auroc(unseen, test["positive"], self.fpr),
             "test_auc": auroc(unseen, test["positive"]),
             "train_pauc": partial_auroc(s, positive, self.fpr),
@@ -145,6 +218,7 @@ class PartialAUC(Tabled):
             "loss": loss,
             "alarm_rate": ((s > t) & ~positive).sum() / zeros,
         }
+        return {name: value for name, value in found.items() if name in self.metrics}
 
     def details(self, z: Pair) -> dict[str, Detail]:
         """The ROC curve and the scores of test rows; and how well each client's rows are ranked."""

@@ -119,14 +119,14 @@ class Applied:
 
     parameters: dict[str, Tensor]  # those that are trained, by their names: for a penalty on them, say
 
-    def __init__(self, network: Network, vector: Tensor) -> None:
+    def __init__(self, network: Network, vector: Tensor, judged: bool = False) -> None:
         # Cut once, whoever uses the pieces how often: the gradient of each cut is a vector as long as all.
         self.parameters = network.named(vector)
-        self._network, self._fixed = network, network.fixed(vector)
+        self._network, self._fixed, self._judged = network, network.fixed(vector), judged
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         with Mapped():
-            return self._network.computed(self.parameters | self._fixed, inputs, named)
+            return self._network.computed(self.parameters | self._fixed, inputs, named, self._judged)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,9 +141,11 @@ class TaskPlayer:
     def init(self, seed: int) -> Tensor:
         return self.start.flatten().clone() if self.network is None else self.network.init(seed)
 
-    def seen(self, vector: Tensor) -> Any:
-        """What a loss is given."""
-        return vector.view(self.start.shape) if self.network is None else Applied(self.network, vector)
+    def seen(self, vector: Tensor, judged: bool = False) -> Any:
+        """What a loss is given, or a metric, by which it is judged: a network is in eval mode there."""
+        if self.network is None:
+            return vector.view(self.start.shape)
+        return Applied(self.network, vector, judged)
 
     @property
     def told(self) -> list[Any]:

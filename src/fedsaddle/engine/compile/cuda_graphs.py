@@ -19,7 +19,8 @@ from fedsaddle.engine.compile.notices import Notices
 from fedsaddle.engine.compile.record import WalkTape, rebuilt, recorded, tensors_of
 from fedsaddle.engine.compile.trace import Looks, Unrecordable
 from fedsaddle.engine.compile.work import Work
-from fedsaddle.engine.memory import give_back, out_of_memory
+from fedsaddle.engine.memory import give_back
+from fedsaddle.mishaps import out_of_memory
 
 NEAR, TINY = 0.1, 1e-4  # how far a replay may be from the computation, of what that changes and of its size
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fedsaddle.engine.compile.program import Look, Number, Operation, Program, Slot
-from fedsaddle.engine.memory import out_of_memory
+from fedsaddle.mishaps import out_of_memory
 
 MOST_OPERATIONS = 50_000  # operations; a longer computation is not recorded
 HALVES = {torch.float16, torch.bfloat16}

@@ -20,12 +20,12 @@ from fedsaddle.engine.compile.cuda_graphs import Graphs
 from fedsaddle.engine.compile.cuts import BLOCK, Cut
 from fedsaddle.engine.compile.tapes import Tapes, cores
 from fedsaddle.engine.compile.work import Work
-from fedsaddle.engine.memory import out_of_memory, peak_bytes, until_it_fits
+from fedsaddle.engine.memory import peak_bytes, until_it_fits
 from fedsaddle.engine.phase import conclude, exchange, padded, visits_in, without_padding
 from fedsaddle.engine.study import CPU, Executor, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Given, Stage, Task, Visits, answer, batch_rows, walked
 from fedsaddle.errors import BadInput, Notice
-from fedsaddle.mishaps import place_of
+from fedsaddle.mishaps import out_of_memory, place_of
 from fedsaddle.problem import Measured, floats, name_of
 
 T = TypeVar("T")
@@ -45,6 +45,7 @@ class Vectorised(Executor):
         self.memory, self.compiled = memory, compiled
         self.asked = memory  # what it may hold becomes known, and less, on the way
         self._recorders: weakref.WeakKeyDictionary[Study, Tapes | Graphs | None] = weakref.WeakKeyDictionary()
+        self._apart: weakref.WeakSet[Study] = weakref.WeakSet()  # whose lanes are evaluated one by one
         # Bytes of one visit with a short walk, and how many more with a longer one, by phase and rows.
         self._needs: dict[tuple[int, int], tuple[int, int]] = {}
         self._at_once = self._held = 1  # visits, and bytes, that the last computation held at a time
@@ -133,14 +134,19 @@ class Vectorised(Executor):
     def measure(self, study: Study, z: Pair) -> list[dict[str, float]]:
         """A GPU works on several points together, and on all before it is asked for a number."""
         problem, graphs = study.problem, self.recorder(study)
-        if not isinstance(graphs, Graphs) or not isinstance(problem, Measured):
+        if not isinstance(graphs, Graphs) or not isinstance(problem, Measured) or study in self._apart:
             return super().measure(study, z)
         name = f"the evaluation of {name_of(problem)}"
         work = Work(name, together(problem), before=lambda z: problem.measure(Pair(z.x[0], z.y[0])))
         count, size, found = len(z.x), min(TOGETHER, len(study.seeds)), []
-        for at in range(0, count, size):
-            part = torch.arange(at, at + size).clamp(max=count - 1)  # always so many, for one recording
-            found.append(graphs("metrics", work, Pair(*(rows[part] for rows in z))))
+        try:
+            for at in range(0, count, size):
+                part = torch.arange(at, at + size).clamp(max=count - 1)  # always so many, for one recording
+                found.append(graphs("metrics", work, Pair(*(rows[part] for rows in z))))
+        except Unmappable as why:
+            self._apart.add(study)
+            warnings.warn(f"{name} goes lane by lane, which is slower: {why}", Notice, stacklevel=2)
+            return super().measure(study, z)
         metrics = tree_map(lambda *parts: torch.cat(parts)[:count], *found)
         return floats(metrics)
 
@@ -279,20 +285,23 @@ def with_prefetch(extent: Extent, device: torch.device) -> Extent:
     return extent._replace(ahead=short and not extent.ragged)
 
 
+class Unmappable(Exception):
+    """Why an evaluation cannot be mapped over lanes."""
+
+
 def together(problem: Measured) -> Callable[[Pair], dict[str, Tensor]]:
-    """The metrics of some lanes, as one computation if PyTorch can map this one."""
+    """The metrics of some lanes, as one computation if PyTorch can map this one.
+
+    What it cannot map may be a mistake: lane by lane, that will be told as what it is.
+    """
 
     def measure(z: Pair) -> dict[str, Tensor]:
         try:
             found: dict[str, Tensor] = torch.func.vmap(problem.measure)(z)
-        except RuntimeError as error:
+        except (RuntimeError, BadInput) as error:
             if out_of_memory(error):
                 raise
-            why = str(error).splitlines()[0]
-            told = f"the evaluation of {name_of(problem)} goes lane by lane, which is slower: {why}"
-            warnings.warn(told, Notice, stacklevel=2)
-            lanes = [problem.measure(Pair(x, y)) for x, y in zip(*z, strict=True)]
-            found = {name: torch.stack([metrics[name] for metrics in lanes]) for name in lanes[0]}
+            raise Unmappable(next(iter(str(error).splitlines()), "")) from error
         return found
 
     return measure

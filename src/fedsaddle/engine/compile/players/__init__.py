@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsaddle.engine.compile.players.fx import FX
 from fedsaddle.engine.compile.program import Operation, Slot
 from fedsaddle.engine.compile.trace import one_line
-from fedsaddle.engine.memory import out_of_memory
+from fedsaddle.mishaps import out_of_memory
 
 
 class Player(Protocol):
