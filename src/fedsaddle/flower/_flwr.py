@@ -41,6 +41,7 @@ from flwr.common.serde import (
     message_to_proto,  # and back
     run_from_proto,
 )
+from flwr.proto import message_pb2  # a message as bytes
 from flwr.proto.control_pb2 import (  # the control API's calls
     ListNodesRequest,
     RegisterNodeRequest,
@@ -54,7 +55,6 @@ from flwr.proto.fleet_pb2 import (  # the fleet API's calls
     DeactivateNodeRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest  # a node says that it lives
-from flwr.proto.message_pb2 import Message as ProtoMessage  # a message as bytes
 from flwr.proto.node_pb2 import Node  # who does
 from flwr.proto.runtime_pb2 import (  # the runtime API's calls
     AcquireTaskRequest,
@@ -219,13 +219,13 @@ def parts_of(message: Message) -> list[bytes]:
     records = list(whole.content.items)
     if message.has_content():
         del whole.content.items[:]
-    alone = (ProtoMessage(content=type(whole.content)(items=[record])) for record in records)
+    alone = (type(whole)(content=type(whole.content)(items=[record])) for record in records)
     return [one.SerializeToString(deterministic=True) for one in (whole, *alone)]
 
 
 def message_of(data: bytes) -> Message:
     """Bytes as a message."""
-    message = message_from_proto(ProtoMessage.FromString(data))
+    message = message_from_proto(message_pb2.Message.FromString(data))
     message.metadata.__dict__["_created_at"] = time.time()  # by this side's clock: a reply counts from it
     return message
 

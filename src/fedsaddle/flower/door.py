@@ -52,6 +52,9 @@ Headers = list[tuple[bytes, bytes]]
 # --- connections --------------------------------------------------------------------------------------------
 
 
+At = tuple[str, int]  # an address and a port
+
+
 @dataclass(eq=False)
 class Visitor:
     """One connection."""
@@ -66,9 +69,9 @@ class Visitors:
     """Who is connected. `most` bounds all of them."""
 
     most: int
-    strangers: dict[tuple[str, int], Visitor] = field(default_factory=dict)  # by address and port
-    known: dict[tuple[str, int], Visitor] = field(default_factory=dict)
-    of_key: dict[bytes, list[tuple[str, int]]] = field(default_factory=dict)
+    strangers: dict[At, Visitor] = field(default_factory=dict)
+    known: dict[At, Visitor] = field(default_factory=dict)
+    of_key: dict[bytes, list[At]] = field(default_factory=dict)
 
     def room_for(self, address: str, now: float) -> bool:
         """Whether a stranger may come in, perhaps because another had to go."""
@@ -86,7 +89,7 @@ class Visitors:
             crowd[0].drop()
             self.strangers = {at: one for at, one in self.strangers.items() if one is not crowd[0]}
 
-    def introduce(self, at: tuple[str, int], key: bytes) -> None:
+    def introduce(self, at: At, key: bytes) -> None:
         """The connection at this address and port has shown a key."""
         visitor = self.strangers.pop(at, None)
         if visitor is None:
@@ -96,7 +99,7 @@ class Visitors:
         for older in own[:-OF_NODE]:
             self.known[older].drop()
 
-    def leave(self, at: tuple[str, int]) -> None:
+    def leave(self, at: At) -> None:
         self.strangers.pop(at, None)
         self.known.pop(at, None)
 
@@ -140,7 +143,7 @@ async def admit(
 
 async def _greet(
     connection: socket.socket,
-    at: tuple[str, int],
+    at: At,
     server: uvicorn.Server,
     tls: ssl.SSLContext,
     visitors: Visitors,
@@ -237,7 +240,7 @@ class Outside:
         member = self.identify(headers, datetime.now(UTC))
         if isinstance(member, str):
             return None, 401, member
-        self.visitors.introduce(tuple(scope["client"]), named(headers, KEY_HEADER))
+        self.visitors.introduce(tuple(scope["client"] or ()), named(headers, KEY_HEADER))
         if not fits(headers, self.most if answer else SMALL):
             return None, 413, f"{member}: too long for {path[:40]}"
         return member, 200, ""
@@ -254,14 +257,16 @@ class Outside:
 
     async def pass_on(self, member: Member, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         """What Flower sees to: who is online, and with which key."""
-        status = 0
 
         async def watched(event: ASGIEvent) -> None:
-            nonlocal status
-            status = event["status"] if event["type"] == "http.response.start" else status
+            if event["type"] == "http.response.start":
+                self.follow(member, path, event["status"])
             await send(event)
 
         await self.inside(scope, receive, watched)
+
+    def follow(self, member: Member, path: str, status: int) -> None:
+        """Note what Flower has said to a node."""
         if not 200 <= status < 300:
             self.note(f"refused: {member}: {path} gave {status}")
         elif path == FLEET + "send-node-heartbeat":

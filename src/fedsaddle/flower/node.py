@@ -83,6 +83,10 @@ class Line:
         )
         self.fleet = fleet_client(self.address.server, self.address.ca.read_bytes(), self.signature)
 
+    def close(self) -> None:
+        self.client.close()
+        self.fleet.close()
+
     def until_done(self, call: Callable[[], httpx.Response | int]) -> httpx.Response | int:
         """What a call gives, however long the server is away or refuses it."""
         pause = PAUSE
