@@ -143,7 +143,7 @@ def idle(nodes: int, seconds: float = 60.0) -> dict[str, Any]:
         one = Scaled(Path(folder), nodes, nodes + 1, 2)
         try:
             there = f"waiting for nodes: {nodes} of {nodes + 1} are online"
-            one.wait_for(lambda: there in one.log(), 500)
+            one.wait_for(lambda: there in one.log(), 900)
             before, began = one.used(), time.monotonic()
             time.sleep(seconds)
             after, lasted = one.used(), time.monotonic() - began

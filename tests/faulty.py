@@ -11,6 +11,7 @@ import socket
 import ssl
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedsaddle.border.build import load
 from fedsaddle.core import Pair
-from fedsaddle.flower import deploy, node
+from fedsaddle.flower import _flwr, deploy, node
 from fedsaddle.flower.client import Site, client_app
 from fedsaddle.flower.keys import node_key
 from fedsaddle.flower.post import ANSWER
@@ -107,12 +108,24 @@ def half(line: node.Line, name: str) -> None:
 KEPT: list[ssl.SSLSocket] = []  # connections that stay open
 
 
+def clock(ahead: float) -> None:
+    """Be a device whose clock is wrong."""
+
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, zone: object = None) -> datetime:
+            return datetime.now(zone) + timedelta(seconds=ahead)
+
+    node.datetime = _flwr.datetime = Wrong
+
+
 def main() -> None:
     told = json.loads(sys.argv[1])
     plan = load(told["experiment"], engine="loop", device="cpu")
     folder = Path(told["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     site = Site(plan, told["client"], folder)
+    clock(told.get("ahead", 0.0))
     key, ca = node_key(Path(told["key"]))
     address = node.Address(told["server"], ca, key)
     sys.exit(deploy.join(site, address, Faulty(site, told["plan"], folder)))

@@ -888,8 +888,9 @@ class Fleet:
         self.processes.append(process)
         return process
 
-    def join(self, client, plan=None):
+    def join(self, client, plan=None, ahead=0.0):
         told = {
+            "ahead": ahead,
             "experiment": str(self.experiment),
             "client": client,
             "folder": str(self.folder / f"client-{client}"),

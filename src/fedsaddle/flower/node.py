@@ -109,7 +109,7 @@ class Line:
                 self.trouble = ""
                 return result
             time.sleep(pause * random.uniform(0.7, 1.3))
-            pause = min(LONGEST, 1.6 * pause)
+            pause = min(LONGEST, 1.25 * pause)
 
     def tell(self, trouble: str) -> None:
         """Say what is wrong, once."""
