@@ -7,8 +7,11 @@ join` runs it.
 import json
 import os
 import signal
+import socket
+import ssl
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import torch
@@ -16,16 +19,17 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedsaddle.border.build import load
 from fedsaddle.core import Pair
-from fedsaddle.flower import deploy, node
+from fedsaddle.flower import _flwr, deploy, node
 from fedsaddle.flower.client import Site, client_app
 from fedsaddle.flower.keys import node_key
+from fedsaddle.flower.post import ANSWER
 from fedsaddle.flower.wire import HEADER, pack
 
 
 class Faulty:
     def __init__(self, site: Site, plan: dict[str, str], folder: Path) -> None:
         self.app, self.plan, self.folder = client_app(site), plan, folder
-        self.push, node.push_message = node.push_message, self.pushed
+        self.push, node.Line.answer = node.Line.answer, lambda line, *reply: self.pushed(line, *reply)
         self.fault = ""
 
     def __call__(self, message: Message, context: object) -> Message:
@@ -79,16 +83,40 @@ class Faulty:
 
         return {name: Pair(tensor(f"{name}.x"), tensor(f"{name}.y")) for name in names}
 
-    def pushed(self, reply: Message, seconds: float, send: object, push_object: object) -> None:
-        if self.fault == "envelope":  # and never its contents
-            push_object = lambda *contents: None  # noqa: E731
-        self.push(reply, seconds, send, push_object)
+    def pushed(self, line: node.Line, name: str, reply: Message) -> int:
+        if self.fault == "half":  # of the answer, and then nothing more
+            half(line, name)
+            return 200
+        status = self.push(line, name, reply)
         if self.fault == "twice":
-            try:
-                self.push(reply, seconds, send, push_object)
-                print("the second copy was taken", flush=True)
-            except Exception as error:
-                print(f"the second copy was refused: {error}", flush=True)
+            again = self.push(line, name, reply)
+            print(f"the second copy was {'taken' if again == 200 else 'refused'}", flush=True)
+        return status
+
+
+def half(line: node.Line, name: str) -> None:
+    """Say that 1,000 bytes are coming, and send ten."""
+    host, _, port = line.address.server.rpartition(":")
+    plain = socket.create_connection((host, int(port)))
+    secure = line.tls.wrap_socket(plain, server_hostname=host)
+    headers = {"host": host, "content-length": "1000", **line.signature.headers()}
+    lines = [f"POST {ANSWER}{name} HTTP/1.1", *(f"{key}: {value}" for key, value in headers.items()), "", ""]
+    secure.sendall("\r\n".join(lines).encode() + b"0" * 10)
+    KEPT.append(secure)
+
+
+KEPT: list[ssl.SSLSocket] = []  # connections that stay open
+
+
+def clock(ahead: float) -> None:
+    """Be a device whose clock is wrong."""
+
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, zone: object = None) -> datetime:
+            return datetime.now(zone) + timedelta(seconds=ahead)
+
+    node.datetime = _flwr.datetime = Wrong
 
 
 def main() -> None:
@@ -97,9 +125,10 @@ def main() -> None:
     folder = Path(told["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     site = Site(plan, told["client"], folder)
+    clock(told.get("ahead", 0.0))
     key, ca = node_key(Path(told["key"]))
     address = node.Address(told["server"], ca, key)
-    sys.exit(deploy.join(site, address, 0.3, Faulty(site, told["plan"], folder)))
+    sys.exit(deploy.join(site, address, Faulty(site, told["plan"], folder)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Deployment over Flower: the parts by themselves, then real processes on loopback, judged by replay."""
 
-import asyncio
 import dataclasses
 import json
 import os
@@ -22,13 +21,10 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr")
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.proto.fleet_pb2 import ActivateNodeRequest
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedsaddle import cli
 from fedsaddle.app.replay import replay_run
@@ -36,8 +32,10 @@ from fedsaddle.border.build import load
 from fedsaddle.core import Pair
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Everybody
-from fedsaddle.flower import deploy, keys, link, roll, server, waiting, wire
+from fedsaddle.flower import deploy, keys, roll, server, waiting, wire
+from fedsaddle.flower._flwr import Signature, activate_node, fleet_client
 from fedsaddle.flower.client import Memory, Site, client_app, learn, visit
+from fedsaddle.flower.post import ANSWER, FETCH
 from fedsaddle.flower.supervise import Processes
 from fedsaddle.problem import Federation
 from fedsaddle.runs import RunFolder, execute
@@ -305,6 +303,9 @@ def test_what_a_client_keeps_counts_once_its_round_has(nine, tmp_path):
     assert not torch.equal(other["z"].x, fresh["z"].x)
     with pytest.raises(wire.Refused, match="kept in round 0 is gone"):
         visit(site, call(site, round=2, t=1, kept=0))
+    with pytest.raises(wire.Refused, match="kept in round 8 is gone"):
+        visit(site, call(site, round=9, t=1, kept=8))
+    assert torch.equal(memory.recall(1, blank).x, kept.x)  # what cannot be found removes nothing
 
 
 # --- the server, with clients in this process ---------------------------------------------------------------
@@ -837,65 +838,6 @@ def test_keys_are_private_and_can_be_added_to(tmp_path):
         keys.make(tmp_path, 1)
 
 
-def ask_door(
-    path, most=1000, method="POST", headers=((b"content-length", b"10"),), ready=True, door=None, status=200
-):
-    passed = []
-
-    async def inside(scope, receive, send):
-        passed.append(scope["path"])
-        await send({"type": "http.response.start", "status": status, "headers": []})
-
-    async def send(event):
-        passed.append(event.get("status"))
-
-    door = door or link.Outside(inside, most, ROOT if ready else ROOT / "nothing")
-    door.inside = inside
-    scope = {"type": "http", "method": method, "path": path, "headers": list(headers)}
-    asyncio.run(door(scope, None, send))
-    return passed[0]
-
-
-def test_only_the_fleets_paths_are_open_from_outside():
-    for path in ("/v1/fleet/pull-messages", "/v1/fleet/push-object"):
-        assert ask_door(path) == path
-    for path in (
-        "/v1/control/start-run",
-        "/v1/runtime/acquire-task",
-        "/v1/fleet/register-node",
-        "/v1/fleet/../control/start-run",
-        "/v1/fleet/",
-        "//v1/control/start-run",
-        "/docs",
-        "/openapi.json",
-        "/",
-    ):
-        assert ask_door(path) == 403, path
-    assert ask_door("/v1/fleet/pull-messages", method="GET") == 403
-    assert ask_door("/v1/fleet/pull-messages", ready=False) == 503
-
-
-def test_large_bodies_are_not_read():
-    path = "/v1/fleet/push-object"
-    assert ask_door(path, headers=[(b"content-length", b"1001")]) == 413
-    assert ask_door(path, headers=[]) == 413
-    assert ask_door(path, headers=[(b"content-length", b"1"), (b"transfer-encoding", b"chunked")]) == 413
-    assert ask_door(path, headers=[(b"content-length", b"-1")]) == 413
-    door = link.Outside(None, 1000, ROOT)
-    piece = [(b"content-length", b"400"), (link.KEY_HEADER, b"key")]
-    assert [ask_door(path, headers=piece, door=door) for _ in range(3)] == [path, path, 413]
-    assert (
-        ask_door(path, headers=[(b"content-length", b"400"), (link.KEY_HEADER, b"other")], door=door) == path
-    )
-    for status in (401, 400):  # from a stranger with this public key, or nonsense from its owner
-        ask_door("/v1/fleet/push-messages", headers=piece, door=door, status=status)
-        assert ask_door(path, headers=piece, door=door) == 413
-    ask_door("/v1/fleet/push-messages", headers=piece, door=door)  # a new answer
-    for _ in range(3):
-        assert ask_door(path, headers=piece, door=door, status=401) == path  # does not count
-    assert [ask_door(path, headers=piece, door=door) for _ in range(3)] == [path, path, 413]
-
-
 @pytest.mark.parametrize("text", ["nowhere", ":9092", "host:", "host:0", "host:99999", "host:port", "host:²"])
 def test_addresses_are_checked(text):
     with pytest.raises(BadInput, match="HOST:PORT"):
@@ -923,7 +865,6 @@ SERVE, JOIN = ["serve", "nine.toml", "--keys"], ["join", "nine.toml", "--server"
         ([*JOIN, "keys/server"], "which client is this?"),
         ([*JOIN, "keys/server", "--client", "0"], "cannot read keys/server/key"),
         ([*JOIN, "keys/node-0", "--client", "4"], "from 0 to 3"),
-        ([*JOIN, "keys/node-0", "--poll", "0"], "--poll must be above 0"),
         ([*JOIN, "keys/node-0", "--data", "rows.csv"], "partition = 'devices'"),
         (["local", "nine.toml", "--nodes", "0"], "clients must be at least 1"),
         (["keys", "keys", "--nodes", "0"], "nodes must be at least 1"),
@@ -1003,8 +944,9 @@ class Fleet:
         self.processes.append(process)
         return process
 
-    def join(self, client, plan=None):
+    def join(self, client, plan=None, ahead=0.0):
         told = {
+            "ahead": ahead,
             "experiment": str(self.experiment),
             "client": client,
             "folder": str(self.folder / f"client-{client}"),
@@ -1076,7 +1018,7 @@ FAULTS = {
     0: {"1.0": "raise", "3.0": "huge", "5.0": "die"},
     1: {"1.1": "nan", "3.1": "twice", "6.1": "die"},
     2: {"2.0": "shape", "4.0": "sleep:8", "7.0": "sleep:14"},
-    3: {"2.1": "stale", "4.1": "envelope"},
+    3: {"2.1": "stale", "4.1": "half"},
 }
 
 
@@ -1107,50 +1049,43 @@ def test_every_fault_of_a_node_is_borne(tmp_path):
 
 
 def check_strangers(fleet):
-    """Who has no key, a wrong one or one in use stays outside, and so does the control API."""
-    base, ca = f"https://127.0.0.1:{fleet.port}", str(fleet.keys / "node-0" / "ca.crt")
-    context = ssl.create_default_context(cafile=ca)
-    online = 0
+    """Who has no key, a wrong one or one in use stays outside, and so do all of Flower's other APIs."""
+    base, ca = f"https://127.0.0.1:{fleet.port}", fleet.keys / "node-0" / "ca.crt"
+    context = ssl.create_default_context(cafile=str(ca))
 
     def activate(key, public=None):
-        kind = FleetHttpClient.from_server_address(
-            f"127.0.0.1:{fleet.port}",
-            False,
-            Path(ca).read_bytes(),
-            [NodeAuthHttpInterceptor(key, key.public_key())] if key else [],
-        )
-        with kind as client:
-            return client.ActivateNode(
-                ActivateNodeRequest(
-                    public_key=public_key_to_bytes(public or key.public_key()), heartbeat_interval=30
-                )
-            )
+        signature = Signature(key)
+        if public is not None:
+            signature.public = Signature(public).public
+        with fleet_client(f"127.0.0.1:{fleet.port}", ca.read_bytes(), signature) as client:
+            return activate_node(client, signature, 30)
 
-    stranger = generate_key_pairs()[0]
+    stranger = ec.generate_private_key(keys.CURVE)
     own, _ = keys.node_key(fleet.keys / "node-1")
     wait_for(lambda: "online" in fleet.log("client-1"), 300, [fleet.serve])
-    for key, public in (
-        (stranger, None),
-        (None, own.public_key()),
-        (stranger, own.public_key()),
-        (own, None),
-    ):
+    for key, public in ((stranger, None), (stranger, own), (own, None)):
         with pytest.raises(httpx.HTTPStatusError) as refused:
             activate(key, public)
         assert refused.value.response.status_code in (400, 401, 403, 404, 409, 412), refused.value.response
-        online += 1
-    assert online == 4
     with httpx.Client(verify=context) as client:
-        for path in ("control/start-run", "control/list-runs", "runtime/acquire-task", "fleet/register-node"):
+        closed = ("push-messages", "pull-messages", "push-object", "pull-object", "register-node", "get-run")
+        inner = ("control/start-run", "control/list-runs", "runtime/acquire-task")
+        for path in (*inner, *(f"fleet/{call}" for call in closed)):
             assert client.post(f"{base}/v1/{path}", content=b"").status_code == 403
-        for path in ("docs", "openapi.json", "v1/fleet/%2e%2e/control/list-runs", "health"):
+        for path in ("docs", "v1/fleet/%2e%2e/control/list-runs", "health", "post/send", "post/members"):
             assert client.get(f"{base}/{path}").status_code == 403
             assert client.post(f"{base}/{path}", content=b"").status_code == 403
-        assert client.post(f"{base}/v1/fleet/push-object", content=b"0" * 5_000_000).status_code == 413
+        for path in (FETCH, f"{ANSWER}{'0' * 32}", "/v1/fleet/activate-node"):
+            assert client.post(f"{base}{path}", content=b"0" * 5_000_000).status_code == 401
+            headers = Signature(own).headers()
+            assert client.post(f"{base}{path}", content=b"0" * 5_000_000, headers=headers).status_code == 413
     with pytest.raises(httpx.TransportError):
-        httpx.get(f"http://127.0.0.1:{fleet.port}/v1/fleet/pull-messages", timeout=5)
+        httpx.get(f"http://127.0.0.1:{fleet.port}{FETCH}", timeout=5)
     with pytest.raises(httpx.TransportError):
-        httpx.post(f"{base}/v1/fleet/pull-messages", content=b"")  # a CA nobody else knows
+        httpx.post(f"{base}{FETCH}", content=b"")  # a CA nobody else knows
+    log = (fleet.run / "deployment" / "superlink.log").read_text()
+    assert "refused: no registered key" in log
+    assert re.search(r"refused: client 1, node \d+: not signed by its key", log)
 
 
 def test_a_server_that_is_killed_comes_back_to_the_same_bits(tmp_path):
@@ -1183,7 +1118,7 @@ def test_devices_join_with_their_own_files(own, tmp_path):
         nodes = []
         for client, file in enumerate(files):
             place = ["--server", f"localhost:{fleet.port}", "--key", fleet.keys / f"node-{client}"]
-            command = [*FEDSADDLE, "join", path, *place, "--data", file, "--poll", "0.3"]
+            command = [*FEDSADDLE, "join", path, *place, "--data", file]
             nodes.append(fleet.start(f"client-{client}", command))
         fleet.wait(400)
         assert "3 devices hold 87 rows" in fleet.log("server")

@@ -5,13 +5,13 @@ says how to move on. Real processes are in test_flower.py.
 """
 
 import ast
+import base64
 import importlib
 import inspect
 import re
 import threading
 import time
 import tomllib
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,10 +29,12 @@ from fedsaddle.flower import QUIET
 from fedsaddle.flower.keys import CURVE
 
 try:
-    from fedsaddle.flower import _flwr, link
-    from fedsaddle.flower.grid import PromptGrid
+    from fedsaddle.flower import _flwr, door, keys, link, node, post
+    from fedsaddle.flower.door import FLEET_PATHS
+    from fedsaddle.flower.grid import PostGrid
+    from fedsaddle.flower.post import Post
 except ImportError:  # says of one name that it is gone; the tests below say it of all
-    _flwr = link = PromptGrid = None
+    _flwr = door = keys = link = node = post = PostGrid = FLEET_PATHS = Post = None
 
 WRITTEN_FOR = "1.41.0"
 ROOT = Path(__file__).parent.parent
@@ -95,23 +97,14 @@ def test_public_names_are_public():
 # --- functions and classes: what is passed by position, and what by name ------------------------------------
 
 CALLS = {
-    "remove_content_from_message": ("message", ""),
+    "make_message": ("metadata", "content error"),
     "build_fab_from_files": ("files", ""),
     "context_from_proto": ("context_proto", ""),
+    "message_from_proto": ("message_proto", ""),
+    "message_to_proto": ("message", ""),
     "run_from_proto": ("run_proto", ""),
     "ControlHttpClient": ("base_url", "interceptors"),
     "RuntimeHttpClient": ("base_url", "interceptors"),
-    "get_all_nested_objects": ("obj", ""),
-    "get_object_tree": ("obj", ""),
-    "iterate_object_tree": ("tree", ""),
-    "no_object_id_recompute": ("", ""),
-    "make_pull_object_fn_protobuf": ("pull_object_protobuf node run_id", ""),
-    "inflate_object_from_contents": ("object_id object_contents", ""),
-    "pull_and_inflate_object_from_tree": (
-        "object_tree pull_object_fn confirm_object_received_fn",
-        "return_type initial_backoff backoff_cap max_time",
-    ),
-    "push_objects": ("objects push_object_fn", "object_ids_to_push"),
     "RuntimeTokenHttpInterceptor": ("token", ""),
     "RuntimeVersionHttpInterceptor": ("", "component_name"),
     "load_control_authn_plugin": ("", ""),
@@ -119,8 +112,6 @@ CALLS = {
     "create_app": ("config superlink_lifespan_class", ""),
     "HttpGrid": ("", "insecure token"),
     "FleetHttpClient": ("base_url", "interceptors"),
-    "http_request_response": ("server_address insecure root_certificates authentication_keys", ""),
-    "NodeAuthHttpInterceptor": ("private_key public_key", ""),
     "SuperLinkLifespanConfig": (
         "",
         "control_address health_server_address host port insecure certificates superexec_auth_secret "
@@ -132,7 +123,7 @@ CALLS = {
 METHODS = {
     ("FleetHttpClient", "from_server_address"): "server_address insecure root_certificates interceptors",
     ("HttpGrid", "set_run"): "self run",
-    ("HttpGrid", "push_messages"): "self messages",
+    ("HttpGrid", "push_messages"): "self messages",  # these three are ours, as Flower calls them
     ("HttpGrid", "pull_messages"): "self message_ids",
     ("HttpGrid", "get_node_ids"): "self",
 }
@@ -175,24 +166,12 @@ RPCS = {
         "PullTaskInput": ("PullTaskInputRequest", "", "task_id run.run_id context.node_id"),
         "PushTaskOutput": ("PushTaskOutputRequest", "sub_status details", ""),
         "SendTaskHeartbeat": ("SendTaskHeartbeatRequest", "", ""),
-        "PullMessages": (
-            "PullAppMessagesRequest",
-            "message_ids",
-            "messages_list.metadata.message_id messages_list.metadata.reply_to_message_id "
-            "message_object_trees.object_id",
-        ),
-        "PullObject": (
-            "flwr.proto.message_pb2:PullObjectRequest",
-            "node.node_id run_id object_id",
-            "object_found object_available object_content",
-        ),
-        "ConfirmMessageReceived": (
-            "ConfirmMessageReceivedRequest",
-            "node.node_id run_id message_object_id",
-            "",
-        ),
     },
-    "fleet": {"DeactivateNode": ("DeactivateNodeRequest", "node_id", "")},
+    "fleet": {
+        "ActivateNode": ("ActivateNodeRequest", "public_key heartbeat_interval", "node_id"),
+        "DeactivateNode": ("DeactivateNodeRequest", "node_id", ""),
+        "SendNodeHeartbeat": ("SendNodeHeartbeatRequest", "node.node_id heartbeat_interval", ""),
+    },
 }
 CLIENTS = {"control": "ControlHttpClient", "runtime": "RuntimeHttpClient", "fleet": "FleetHttpClient"}
 
@@ -220,20 +199,18 @@ def test_requests_and_responses(api, method):
 
 def test_messages_without_a_call_of_their_own():
     assert_fields("Fab", find("Fab"), "hash_str content")
-    assert_fields("ObjectTree", find("ObjectTree"), "object_id")
+    assert_fields("Message", find("message_pb2").Message, "metadata content.items.key error")
+    assert_fields("Node", find("Node"), "node_id")
 
 
 def test_a_node_calls_the_paths_that_are_open(monkeypatch):
-    """All calls of Flower's fleet client but those by which a node would register itself."""
     paths = set()
     kind = find("FleetHttpClient")
     monkeypatch.setattr(kind, "_unary_unary", lambda self, *, path, **more: paths.add(path))
     client = kind("http://nowhere")
-    for name in dir(kind):
-        if name[0].isupper():
-            getattr(client, name)(None)
-    own = {f"/v1/fleet/{call}" for call in ("register-node", "unregister-node")}
-    assert paths - own == link.FLEET_PATHS, changed("FleetHttpClient", f"its paths are {sorted(paths)}")
+    for name in RPCS["fleet"]:
+        getattr(client, name)(None)
+    assert paths == FLEET_PATHS, changed("FleetHttpClient", f"its paths are {sorted(paths)}")
 
 
 # --- constants, exceptions, variables -----------------------------------------------------------------------
@@ -260,6 +237,8 @@ def test_constants(name):
 
 TEXTS = {
     "FLEET_HTTP_PUBLIC_KEY_HEADER": "flwr-public-key",
+    "FLEET_HTTP_SIGNATURE_HEADER": "flwr-signature",
+    "TIMESTAMP_HEADER": "flwr-timestamp",
     "flwr.common.constant:TRANSPORT_TYPE_GRPC_RERE": "grpc-rere",  # fleet_api_type
     "flwr.common.constant:ISOLATION_MODE_PROCESS": "process",  # isolation
     "flwr.supercore.logger:LOGGER_NAME": "flwr",  # deploy.py turns it down
@@ -291,12 +270,15 @@ def received() -> object:
     return find("flwr.app.message:make_message")(metadata=find("flwr.app:Metadata")(**about), content=content)
 
 
-def test_exceptions():
-    # What ends a run is not an Exception, so that `except Exception` does not take it for a node's mistake.
-    assert not issubclass(find("RunNotRunningException"), Exception)
-    for name in ("ObjectPullError", "ObjectUnavailableError"):
-        assert issubclass(find(name), Exception), changed(name, "it is no Exception")
-    assert not issubclass(find("ObjectPullError"), find("ObjectUnavailableError"))
+def test_a_node_signs_as_flower_does(key):
+    """The time of its request, with SHA-256; Flower takes a time of 5 s ahead to 305 s ago."""
+    module = importlib.import_module("flwr.supercore.primitives.asymmetric")
+    told = {name.lower(): value for name, value in _flwr.Signature(key).headers().items()}
+    signature = base64.b64decode(told["flwr-signature"])
+    assert module.verify_signature(key.public_key(), told["flwr-timestamp"].encode(), signature)
+    assert base64.b64decode(told["flwr-public-key"]) == public(key)
+    constants = importlib.import_module("flwr.common.constant")
+    assert (constants.SYSTEM_TIME_TOLERANCE, constants.TIMESTAMP_TOLERANCE) == (door.AHEAD, door.BEHIND)
 
 
 def test_flower_still_reads_what_keeps_it_quiet():
@@ -307,9 +289,8 @@ def test_flower_still_reads_what_keeps_it_quiet():
 
 
 def test_every_private_name_is_held_to_something():
-    held = {*CALLS, *CONSTANTS, *TEXTS, "Fab", "ObjectTree", "TaskIdentity"}
+    held = {*CALLS, *CONSTANTS, *TEXTS, "Fab", "message_pb2", "Node", "TaskIdentity"}
     held |= {request for calls in RPCS.values() for request, _, _ in calls.values()}
-    held |= {"RunNotRunningException", "ObjectPullError", "ObjectUnavailableError"}
     private = {name for name, module in HOME.items() if module not in PUBLIC}
     assert private <= held, f"say in this file what is relied on: {sorted(private - held)}"
     stale = {name for name in held if ":" not in name} - private
@@ -331,9 +312,20 @@ class Inside(httpx.HTTPTransport):
 def superlink(tmp_path, monkeypatch):
     """A SuperLink's socket. Every HTTP client that Flower or FedSaddle opens leads there."""
     socket, client = tmp_path / "socket", httpx.Client
-    monkeypatch.setattr(httpx, "Client", lambda **options: client(transport=Inside(uds=str(socket))))
-    app = _flwr.superlink(tmp_path / "link.db", ("127.0.0.1", 1))
-    server = uvicorn.Server(uvicorn.Config(app, uds=str(socket), ws="none", log_level="warning"))
+    monkeypatch.setattr(
+        httpx,
+        "Client",
+        lambda **told: client(transport=Inside(uds=str(socket)), base_url=told.get("base_url", "")),
+    )
+    flower = _flwr.superlink(tmp_path / "link.db", ("127.0.0.1", 1))
+    outside = door.Outside(flower, Post(), door.Visitors(8), 100_000)
+    inside = link.Inside(flower, outside)
+
+    async def both(scope, receive, send):
+        nodes = scope.get("path", "").startswith(("/v1/fleet/", "/v1/post/"))
+        await (outside if nodes else inside)(scope, receive, send)
+
+    server = uvicorn.Server(uvicorn.Config(both, uds=str(socket), ws="none", log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
     assert link.wait_until_up(socket, thread.is_alive)
@@ -357,7 +349,7 @@ def grid(superlink, key):
     """A ServerApp's grid, in a run for which this key is registered."""
     link.register(superlink, {0: public(key)})
     run, token = link.start_run(superlink)
-    grid = PromptGrid(superlink, token)
+    grid = PostGrid(superlink, token)
     context, identity = grid.begin(), find("TaskIdentity")
     assert identity.run_id == grid.run.run_id == run
     assert identity.node_id == grid.node.node_id == context.node_id
@@ -383,60 +375,100 @@ def test_nodes_are_registered_once(superlink, key):
             _flwr.register_node(control, public(key), "client-0")
 
 
-def test_a_message_there_and_back(superlink, grid, key):
-    """In the steps that FedSaddle takes, and with an answer whose pieces come after its envelope."""
+@pytest.fixture
+def line(tmp_path, monkeypatch, key):
+    """A node's way to the server."""
+    keys.make(tmp_path / "keys", 1)
+    monkeypatch.setattr(node, "PAUSE", 0.01)
+    monkeypatch.setattr(post, "HOLD", 0.2)
+    line = node.Line(node.Address("superlink", tmp_path / "keys" / "node-0" / "ca.crt", key))
+    yield line
+    line.close()
+
+
+def test_a_message_there_and_back(superlink, grid, line, tmp_path):
     grid.heartbeat()
-    with _flwr.connected("superlink", None, key) as connection:
-        node, run = connection.node, grid.run.run_id
-        assert connection.receive() is None
-        assert list(grid.get_node_ids()) == [node]
-        (sent,) = grid.push_messages([letter(node)])
-        envelope, tree = connection.receive()
-        assert envelope.metadata.run_id == run
-        pull, confirm = partial(connection.pull_object, run), partial(connection.confirm, run)
-        message = _flwr.pull_message(tree, pull, confirm, 5.0)
+    assert list(grid.get_node_ids()) == []
+    with node.online(line, tmp_path / "memo") as number:
+        assert line.fetch(1000) is None
+        assert list(grid.get_node_ids()) == [number]
+        sent, other = grid.push_messages([letter(number), letter(number + 1)])
+        message = _flwr.message_of(line.fetch(1000))
         assert message.metadata.message_id == sent
+        assert message.metadata.dst_node_id == number
         assert message.content["floats"]["z.x"] == b"\0" * 40
+        again = _flwr.message_of(line.fetch(1000))  # it may have been lost on the way
+        assert again.metadata.message_id == sent
 
-        reply, held = _flwr.Message(message.content, reply_to=message), []
-        _flwr.push_message(reply, 0.1, connection.send, lambda *piece: held.append(piece))
-        assert held
-        assert grid.pull_messages([sent]) == []
-        assert [answer.reply_to for answer in grid.arriving.values()] == [sent]
-        for piece in held:
-            assert grid.pull_messages([sent]) == []
-            connection.push_object(run, *piece)
+        reply = _flwr.Message(message.content, reply_to=message)
+        reply.metadata.__dict__.update(_src_node_id=1, _reply_to_message_id=other)  # nobody goes by that
+        assert [gone.metadata.reply_to_message_id for gone in grid.pull_messages([sent, other])] == [other]
+        assert line.answer(other, reply) == post.GONE
+        assert line.answer(sent, reply) == post.TAKEN
+        assert line.answer(sent, reply) == post.TWICE
         (back,) = grid.pull_messages([sent])
-        assert (back.metadata.src_node_id, back.metadata.reply_to_message_id) == (node, sent)
+        assert (back.metadata.src_node_id, back.metadata.reply_to_message_id) == (number, sent)
         assert back.content["floats"]["z.x"] == b"\0" * 40
-        with pytest.raises(_flwr.ObjectPullError):
-            grid.piece("0" * 64)
-
-        grid.push_messages([letter(node)])
+        assert line.answer(sent, reply) == post.GONE
+        grid.push_messages([letter(number)])
+        with pytest.raises(ValueError, match="more than 10 bytes"):
+            line.fetch(10)
         grid.complete()
-        link.stop_run(superlink, run)  # it may have ended already
-        with pytest.raises(_flwr.RunNotRunningException):
-            connection.pull_object(run, tree.object_id)
+        link.stop_run(superlink, grid.run.run_id)  # it may have ended already
+    assert list(grid.get_node_ids()) == []
 
 
-def test_strangers_are_not_let_in(superlink, key, monkeypatch):
-    # Flower also starts a thread that ends the process some seconds later: here, that of other tests.
-    monkeypatch.setattr("flwr.supercore.exit.exit.FORCE_EXIT_TIMEOUT_SECONDS", 1e6)
-    with pytest.raises(SystemExit), _flwr.connected("superlink", None, key):
-        pass
-    with pytest.raises(httpx.HTTPStatusError):
-        _flwr.deactivate_node("superlink", None, key, 1)
+def test_what_is_no_message_is_as_good_as_lost(superlink, grid, line, tmp_path):
+    with node.online(line, tmp_path / "memo") as number:
+        line.fetch(1000)
+        (sent,) = grid.push_messages([letter(number)])
+        assert line.post(post.ANSWER + sent, b"no protobuf").status_code == post.TAKEN
+        (back,) = grid.pull_messages([sent])
+        assert not back.has_content()
+        assert back.error.code == _flwr.ErrorCode.NODE_UNAVAILABLE
 
 
-def test_a_node_can_say_that_it_has_gone(grid, key):
-    with _flwr.connected("superlink", None, key) as connection:
-        assert list(grid.get_node_ids()) == [connection.node]
-        _flwr.deactivate_node("superlink", None, key, connection.node)
-        assert list(grid.get_node_ids()) == []
+def test_a_message_is_its_parts_strung_together():
+    message = letter(5)
+    parts = _flwr.parts_of(message)
+    other = _flwr.parts_of(letter(6))
+    assert len(parts) == 2
+    assert parts[1] == other[1]  # the floats, which many letters share
+    back = _flwr.message_of(b"".join(parts))
+    assert back.content["floats"]["z.x"] == b"\0" * 40
+    assert back.metadata.dst_node_id == 5
+    failed = _flwr.Message(_flwr.Error(2, "why"), reply_to=received())
+    assert _flwr.message_of(b"".join(_flwr.parts_of(failed))).error.reason == "why"
 
 
-def test_pieces_that_are_no_message_are_refused():
-    pieces = find("get_all_nested_objects")(_flwr.ConfigRecord({"a": 1}))
-    (name,) = pieces
-    with pytest.raises(TypeError, match="expected a message, got ConfigRecord"):
-        _flwr.assemble(name, {name: pieces[name].deflate()})
+def test_strangers_are_not_let_in(superlink, grid, line):
+    line.signature = _flwr.Signature(ec.generate_private_key(CURVE))
+    response = line.post(post.FETCH)
+    assert (response.status_code, response.text) == (401, "no registered key")
+
+
+def test_a_node_that_was_killed_says_so_afterwards(grid, line, tmp_path):
+    memo = tmp_path / "memo"
+    killed = node.online(line, memo)
+    number = killed.__enter__()
+    assert memo.read_text() == str(number)
+    line.fetch(1000)
+    (sent,) = grid.push_messages([letter(number)])
+    with node.online(line, memo) as again:
+        assert again == number
+        line.fetch(1000)
+        (gone,) = grid.pull_messages([sent])
+        assert gone.error.code == _flwr.ErrorCode.NODE_UNAVAILABLE
+
+
+def test_a_clock_that_is_wrong_is_put_right_by_the_servers(superlink, grid, line, tmp_path):
+    """Whether ahead or behind, and it is said once."""
+    for error in (3600.0, -3600.0):
+        said = []
+        line.say, line.signature.ahead = said.append, error
+        line.set_clock(httpx.Response(401, headers={"date": "nonsense"}))
+        with node.online(line, tmp_path / f"memo{error}"):
+            line.fetch(1000)
+        assert len(said) == 1
+        assert "signing by the server's" in said[0]
+        assert abs(line.signature.ahead) < 3

@@ -17,8 +17,6 @@ from fedsaddle.flower.node import Address
 from fedsaddle.flower.server import Deployment
 from fedsaddle.runs import Plan, RunFolder
 
-KEEP_AN_EYE = 0.5  # seconds between looks of the nodes of `local`
-
 
 def serve(experiment: str, keys: Path, listen: str, way: Way = PLAINLY, **wanted: Unpack[Wanted]) -> Ran:
     """Run an experiment on the devices that join."""
@@ -41,7 +39,7 @@ def local(experiment: str, nodes: int, way: Way = PLAINLY, **wanted: Unpack[Want
     RunFolder(path, plan, way.resume).close()
     identities.make(own, nodes)
     server = _server(plan, path, own / "server", ("127.0.0.1", deploy.free_port()), way)
-    return Ran(path, deploy.local(server, list(range(nodes)), KEEP_AN_EYE))
+    return Ran(path, deploy.local(server, list(range(nodes))))
 
 
 def _server(plan: Plan, path: Path, keys: Path, address: tuple[str, int], way: Way) -> deploy.Serving:
@@ -63,7 +61,6 @@ class Device(NamedTuple):
     client: int | None = None  # by default, as its keys' folder says
     data: Path | None = None  # its own rows
     folder: Path | None = None  # where it keeps things; by default, beside its key
-    poll: float = 3.0  # seconds between looks for a message
 
 
 def join(
@@ -78,13 +75,11 @@ def join(
     there = min(len(study.problem.federation) for study in plan.studies.values())
     if not 0 <= number < there:
         raise BadInput(f"--client must be from 0 to {there - 1} in this experiment, got {number}")
-    if not own.poll > 0:
-        raise BadInput(f"--poll must be above 0, got {own.poll}")
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     kept = own.folder or key / "state"
     site = Site(plan, number, kept) if own.data is None else Site.holding(plan, number, kept, str(own.data))
     show.say(f"client {number} of {there}, joining {place}")
-    return deploy.join(site, Address(place, ca, private), own.poll)
+    return deploy.join(site, Address(place, ca, private))
 
 
 def _client_of(key: Path) -> int:

@@ -30,7 +30,6 @@ from fedsaddle.cli.options import (
     Fewer,
     Listen,
     Perhaps,
-    Poll,
     Quiet,
     Set,
     Simulation,
@@ -332,7 +331,6 @@ def join(
     folder: Annotated[
         Path | None, typer.Option(help="Where this device keeps things; by default, beside its key.")
     ] = None,
-    poll: Poll = 3.0,
     code: Code = None,
 ) -> None:
     """Take part in an experiment as one device."""
@@ -342,7 +340,7 @@ def join(
     from fedsaddle.cli.progress import Terminal
 
     own: Wanted = {"clients": clients, "settings": set_ or [], "code": code or []}
-    device = deploy.Device(client, data, folder, poll)
+    device = deploy.Device(client, data, folder)
     raise typer.Exit(deploy.join(experiment, server, key, device, Terminal(out), **own))
 
 

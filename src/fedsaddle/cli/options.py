@@ -95,7 +95,6 @@ Code = Annotated[
     list[Path] | None,
     typer.Option("--code", help="A Python file of your own that the experiment may run; may be repeated."),
 ]
-Poll = Annotated[float, typer.Option(help="Seconds between looks for a message.")]
 Fewer = Annotated[
     int | None,
     typer.Option("--clients", help="So many clients, of whom a quorum asks no more than there are."),

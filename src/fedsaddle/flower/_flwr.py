@@ -9,30 +9,39 @@ What FedSaddle does with it does not belong here: see link.py, node.py, grid.py 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
-from functools import partial
+import time
+from base64 import b64encode
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import httpx
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 # --- public ---------------------------------------------------------------------------------------------
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 # isort: split
 # --- private --------------------------------------------------------------------------------------------
-from flwr.app.message import remove_content_from_message  # an envelope goes ahead of its contents
+from flwr.app.message import make_message  # one that did not come from Message()
 from flwr.cli.build import build_fab_from_files  # a run needs an app, though ours is empty
 from flwr.common.constant import (
+    TIMESTAMP_HEADER,  # when a node has signed
     ErrorCode,  # why there is no answer
     SubStatus,  # how a ServerApp's task has ended
 )
-from flwr.common.serde import context_from_proto, run_from_proto  # what a ServerApp is given
+from flwr.common.serde import (
+    context_from_proto,  # what a ServerApp is given
+    message_from_proto,  # bytes as a message
+    message_to_proto,  # and back
+    run_from_proto,
+)
+from flwr.proto import message_pb2  # a message as bytes
 from flwr.proto.control_pb2 import (  # the control API's calls
     ListNodesRequest,
     RegisterNodeRequest,
@@ -41,42 +50,28 @@ from flwr.proto.control_pb2 import (  # the control API's calls
     UnregisterNodeRequest,
 )
 from flwr.proto.fab_pb2 import Fab  # the empty app on its way to the SuperLink
-from flwr.proto.fleet_pb2 import DeactivateNodeRequest  # a node that was killed says so afterwards
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,  # an answer is here: the SuperLink may forget it
-    ObjectTree,  # the names of a message's pieces
+from flwr.proto.fleet_pb2 import (  # the fleet API's calls
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
 )
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest  # a node says that it lives
+from flwr.proto.node_pb2 import Node  # who does
 from flwr.proto.runtime_pb2 import (  # the runtime API's calls
     AcquireTaskRequest,
-    PullAppMessagesRequest,
     PullTaskInputRequest,
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
 from flwr.supercore.constant import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,  # by which the outer door tells nodes apart
+    FLEET_HTTP_SIGNATURE_HEADER,  # and believes them
     TaskType,  # the only kind of task that is taken: a ServerApp's
 )
 from flwr.supercore.control import ControlHttpClient  # who may join, and runs
-from flwr.supercore.inflatable.inflatable_object import (  # a message as pieces
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf  # one piece
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,  # a piece will never come
-    ObjectUnavailableError,  # a piece is not here yet
-    inflate_object_from_contents,  # pieces as a message
-    pull_and_inflate_object_from_tree,  # both, with retries
-    push_objects,
-)
 from flwr.supercore.interceptors import (  # headers that the SuperLink wants
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
 )
-from flwr.supercore.run import RunNotRunningException  # raised by a node's calls once the run has ended
 from flwr.supercore.runtime import RuntimeHttpClient  # a ServerApp's life, and its answers
 from flwr.supercore.task_identity import TaskIdentity  # who sends a message: Message() looks here
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan  # create_app wants it
@@ -84,11 +79,9 @@ from flwr.superlink.config_loader import (  # the SuperLink's settings
     SuperLinkLifespanConfig,
     load_control_authn_plugin,
 )
-from flwr.superlink.grid import HttpGrid  # push_messages and get_node_ids
+from flwr.superlink.grid import HttpGrid  # a ServerApp's end of the wire
 from flwr.superlink.main import create_app  # the SuperLink itself
-from flwr.supernode.fleet_http_client import FleetHttpClient  # the fleet API, outside a connection
-from flwr.supernode.fleet_http_connection import http_request_response  # a node's connection
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # a node's signature
+from flwr.supernode.fleet_http_client import FleetHttpClient  # who is online
 
 __all__ = [
     "ClientApp",
@@ -99,17 +92,17 @@ __all__ = [
     "ErrorCode",
     "Grid",
     "Message",
-    "ObjectPullError",
-    "ObjectUnavailableError",
     "RecordDict",
-    "RunNotRunningException",
     "RuntimeHttpClient",
     "ServerApp",
 ]
 
 HttpClient = TypeVar("HttpClient", ControlHttpClient, RuntimeHttpClient)
 
-KEY_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()  # as ASGI gives it
+# As ASGI gives them.
+KEY_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
+SIGNATURE_HEADER = FLEET_HTTP_SIGNATURE_HEADER.lower().encode()
+TIME_HEADER = TIMESTAMP_HEADER.lower().encode()
 
 
 # --- the SuperLink ----------------------------------------------------------------------------------------
@@ -190,7 +183,7 @@ def acquire_task(runtime: RuntimeHttpClient) -> tuple[int, str] | None:
 
 
 class SocketGrid(HttpGrid):
-    """Flower's Grid through the Unix socket; what its runner and its `pull_messages` do, step by step."""
+    """Flower's Grid through the Unix socket; what its runner does, step by step."""
 
     def __init__(self, socket: Path, token: str) -> None:
         super().__init__(insecure=True, token=token)
@@ -212,83 +205,99 @@ class SocketGrid(HttpGrid):
         output = PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details="")
         self._runtime_client.PushTaskOutput(output)
 
-    def envelopes(self, message_ids: set[str]) -> Iterator[tuple[str, str, list[str]]]:
-        """The answers to these messages: the name of each, what it answers, and the names of its pieces."""
-        got = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=message_ids))
-        for envelope, tree in zip(got.messages_list, got.message_object_trees, strict=True):
-            pieces = list(dict.fromkeys(one.object_id for one in iterate_object_tree(tree)))
-            yield envelope.metadata.message_id, envelope.metadata.reply_to_message_id, pieces
 
-    def piece(self, name: str) -> bytes:
-        return make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self.run.run_id)(name)
-
-    def confirm(self, name: str) -> None:
-        """Say that all pieces of an answer are here."""
-        run = self.run.run_id
-        request = ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=name)
-        self._runtime_client.ConfirmMessageReceived(request)
+# --- messages as bytes --------------------------------------------------------------------------------------
 
 
-def assemble(name: str, pieces: dict[str, bytes]) -> Message:
-    """An answer from its pieces. They come from a node: anything may be wrong with them."""
-    message = inflate_object_from_contents(name, pieces)
-    if not isinstance(message, Message):
-        raise TypeError(f"expected a message, got {type(message).__name__}")
-    return _identify(message, name)
+def parts_of(message: Message) -> list[bytes]:
+    """A message as bytes: its head, and each record. Strung together they are the whole of it.
+
+    That is how protobuf reads a message whose parts are written twice. Records that many messages share need
+    not be copied.
+    """
+    whole = message_to_proto(message)
+    records = list(whole.content.items)
+    if message.has_content():
+        del whole.content.items[:]
+    alone = (type(whole)(content=type(whole.content)(items=[record])) for record in records)
+    return [one.SerializeToString(deterministic=True) for one in (whole, *alone)]
 
 
-def _identify(message: Message, name: str) -> Message:
-    message.metadata.__dict__["_message_id"] = name  # it is not part of the content
+def message_of(data: bytes) -> Message:
+    """Bytes as a message."""
+    message = message_from_proto(message_pb2.Message.FromString(data))
+    message.metadata.__dict__["_created_at"] = time.time()  # by this side's clock: a reply counts from it
     return message
+
+
+def answer_of(data: bytes, reply_to: str, node: int) -> Message:
+    """Bytes as an answer. What it answers, and who sent it, the post knows, whatever the bytes say."""
+    message = message_of(data)
+    message.metadata.__dict__.update(_reply_to_message_id=reply_to, _src_node_id=node)
+    return message
+
+
+def nothing_from(node: int, reply_to: str) -> Message:
+    """In place of an answer that will not come: its node has gone."""
+    about = Metadata(
+        run_id=TaskIdentity.run_id,
+        message_id="",
+        src_node_id=node,
+        dst_node_id=TaskIdentity.node_id,
+        reply_to_message_id=reply_to,
+        group_id="",
+        created_at=time.time(),
+        ttl=1.0,
+        message_type="train",
+    )
+    return make_message(about, error=Error(ErrorCode.NODE_UNAVAILABLE, "the node has gone"))
 
 
 # --- a node -----------------------------------------------------------------------------------------------
 
-SendEnvelope = Callable[[Message, ObjectTree, float], tuple[set[str], str]]
+
+class Signature:
+    """What a node shows with each request: its key, and the time, signed by it.
+
+    `ahead` is how far the server's clock is ahead of this one: the time that counts is the server's.
+    """
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
+        self.key, self.ahead = key, 0.0
+        self.public = key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+
+    def headers(self) -> dict[str, str]:
+        stamp = (datetime.now(UTC) + timedelta(seconds=self.ahead)).isoformat()
+        signed = self.key.sign(stamp.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+        return {
+            FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(self.public).decode("ascii"),
+            TIMESTAMP_HEADER: stamp,
+            FLEET_HTTP_SIGNATURE_HEADER: b64encode(signed).decode("ascii"),
+        }
+
+    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+        """As Flower's clients call it."""
+        context.request.headers.update(self.headers())
+        return call_next(context)
 
 
-class Connection(NamedTuple):
-    """What a node can do while it is online."""
-
-    node: int
-    receive: Callable[[], tuple[Message, ObjectTree] | None]  # an envelope, and the names of its pieces
-    send: SendEnvelope  # an envelope; the pieces that are wanted, and the session they belong to
-    pull_object: Callable[[int, str], bytes]  # run, piece
-    push_object: Callable[[int, str, str, bytes], None]  # run, session, piece
-    confirm: Callable[[int, str], None]  # run, message
+def fleet_client(server: str, ca: bytes, signature: Signature) -> FleetHttpClient:
+    """By which a node tells Flower that it is online."""
+    return FleetHttpClient.from_server_address(server, False, ca, [signature])
 
 
-@contextlib.contextmanager
-def connected(server: str, ca: bytes, key: ec.EllipticCurvePrivateKey) -> Iterator[Connection]:
-    """Be online. A server that does not let the node in ends the process (SystemExit)."""
-    with http_request_response(server, False, ca, (key, key.public_key())) as calls:
-        node, receive, send, _get_run, _get_fab, pull_object, push_object, confirm = calls
-        yield Connection(node, receive, send, pull_object, push_object, confirm)
+def activate_node(client: FleetHttpClient, signature: Signature, seconds: float) -> int:
+    """Be online, with a sign of life at least every so many seconds; the node's number."""
+    request = ActivateNodeRequest(public_key=signature.public, heartbeat_interval=seconds)
+    return int(client.ActivateNode(request).node_id)
 
 
-def deactivate_node(server: str, ca: bytes, key: ec.EllipticCurvePrivateKey, node: int) -> None:
+def send_heartbeat(client: FleetHttpClient, node: int, seconds: float) -> None:
+    client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=seconds))
+
+
+def deactivate_node(client: FleetHttpClient, node: int) -> None:
     """Say that a node is no longer online."""
-    identity = NodeAuthHttpInterceptor(key, key.public_key())
-    with FleetHttpClient.from_server_address(server, False, ca, [identity]) as client:
-        client.DeactivateNode(DeactivateNodeRequest(node_id=node))
-
-
-def pull_message(
-    tree: ObjectTree, pull: Callable[[str], bytes], confirm: Callable[[str], None], seconds: float
-) -> Message:
-    """A message whose pieces may still be on their way to the SuperLink; they have so many seconds."""
-    message = pull_and_inflate_object_from_tree(
-        tree, pull, confirm, return_type=Message, initial_backoff=0.05, backoff_cap=1.0, max_time=seconds
-    )
-    return _identify(message, tree.object_id)
-
-
-def push_message(
-    reply: Message, seconds: float, send: SendEnvelope, push_object: Callable[[str, str, bytes], None]
-) -> None:
-    """Send an answer that took so many seconds: its envelope, then those pieces that the SuperLink lacks."""
-    _identify(reply, reply.object_id)
-    with no_object_id_recompute():
-        tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
-        wanted, session = send(remove_content_from_message(reply), tree, seconds)
-        push_objects(objects, partial(push_object, session), object_ids_to_push=wanted)
+    client.DeactivateNode(DeactivateNodeRequest(node_id=node))

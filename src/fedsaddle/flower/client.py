@@ -144,12 +144,14 @@ class Memory:
         self.folder = folder / "memory" / run / f"{algorithm}-{seed}"
 
     def recall(self, round: int, blank: Pair) -> Pair:
-        """What was kept in a round, or the beginning's; what is older is removed."""
+        """What was kept in a round, or the beginning's. What is older is removed, once that could be read."""
+        kept = blank if round < 0 else self._read(round, blank)
         for path in self.folder.glob("*.safetensors"):
             if path.stem.isdecimal() and int(path.stem) < round:
                 path.unlink(missing_ok=True)
-        if round < 0:
-            return blank
+        return kept
+
+    def _read(self, round: int, blank: Pair) -> Pair:
         path = self.folder / f"{round}.safetensors"
         try:
             found = load(path.read_bytes())

@@ -28,9 +28,9 @@ from fedsaddle.engine import machine
 from fedsaddle.errors import BadInput
 from fedsaddle.exits import ALL_DIVERGED, BAD_INPUT, INTERRUPTED
 from fedsaddle.flower import keys, link
-from fedsaddle.flower._flwr import Grid, RunNotRunningException
+from fedsaddle.flower._flwr import Grid
 from fedsaddle.flower.client import Site, client_app
-from fedsaddle.flower.grid import PromptGrid
+from fedsaddle.flower.grid import PostGrid
 from fedsaddle.flower.node import Address, App, attend
 from fedsaddle.flower.roll import Roll
 from fedsaddle.flower.server import Deployment, entries, server_app
@@ -39,9 +39,8 @@ from fedsaddle.runs import Interrupted, Plan, write_atomically
 
 DONE = (0, BAD_INPUT, ALL_DIVERGED, INTERRUPTED)  # ends after which a ServerApp is not started again
 TRIES = 5  # times that a ServerApp may die without making a checkpoint
-REFUSED = 4  # a node's exit code when the server does not let it in
-GIVE_UP = 90.0  # seconds of refusals: as long as a node that was killed may seem to be online
-AGAIN = 2.0  # seconds before a node of `local` is started again
+AGAIN, LONGEST = 1.0, 60.0  # seconds before a process that has died is started again, at first and at last
+LASTED = 60.0  # seconds after which a process that dies had been well
 BEAT = 10.0  # seconds between the ServerApp's signs of life; Flower wants one every 30
 DRAIN = 30.0  # seconds to wait for answers that are still owed when the last round is over
 
@@ -109,7 +108,7 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
     resumed = len(entries(server.folder))  # before this, whoever was refused may have been put right
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="fedsaddle-") as private, asked_to_end() as asked:
-        family, socket = Processes(), Path(private) / "superlink"
+        family, socket, pause, began = Processes(), Path(private) / "superlink", Pause(), 0.0
         try:
             while True:
                 socket.unlink(missing_ok=True)
@@ -124,15 +123,21 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
                     ),
                     server.room / "superlink.log",
                 )
-                if not link.wait_until_up(socket, hub.alive):
+                if not link.wait_until_up(socket, hub.alive) and not began:
                     place, log = "{}:{}".format(*server.address), server.room / "superlink.log"
                     raise BadInput(
                         f"cannot listen on {place} (see {log}); is something else listening there?"
                     )
+                began = time.monotonic()
                 code = _rounds(server, public, family, hub, socket, asked, tend, resumed)
                 if code is not None:
                     return code
-                say("the SuperLink has ended; starting it again")
+                why = "does not answer" if hub.alive() else "has ended"
+                say(f"the SuperLink {why}; starting it again")
+                family.end(hub)
+                pause.after(time.monotonic() - began, asked, tend)
+                if asked():
+                    return INTERRUPTED
         finally:
             end()
             family.end()
@@ -148,11 +153,12 @@ def _rounds(
     tend: Callable[[], None],
     resumed: int,
 ) -> int | None:
-    """Run ServerApps until one is done: its exit code. None if the SuperLink has died."""
-    failed, before = 0, _progress(server)
+    """Run ServerApps until one is done: its exit code. None if the SuperLink has died, or is as good as."""
+    failed, before, pause = 0, _progress(server), Pause()
     try:
         nodes = link.register(socket, public)
         while True:
+            began = time.monotonic()
             run, token = link.start_run(socket)
             app = family.start("ServerApp", partial(_server, server, nodes, socket, token, resumed))
             while app.alive() and hub.alive() and not asked():
@@ -171,10 +177,27 @@ def _rounds(
                 say(f"the ServerApp has ended {failed} times without getting further")
                 return 1
             say(f"the ServerApp has ended ({_told(app.status)}); going on from its checkpoint")
-    except httpx.HTTPError:
-        if hub.alive():
-            raise
+            pause.after(time.monotonic() - began, asked, tend)
+            if asked():
+                return INTERRUPTED
+    except (httpx.HTTPError, link.NotStarted):
         return None
+
+
+@dataclass
+class Pause:
+    """The time before a process is started again: longer each time it dies soon."""
+
+    seconds: float = AGAIN
+
+    def after(self, lasted: float, asked: Callable[[], bool], tend: Callable[[], None] = nothing) -> None:
+        """Wait, unless somebody wants to end."""
+        self.seconds = AGAIN if lasted > LASTED else self.seconds
+        end = time.monotonic() + self.seconds
+        while time.monotonic() < end and not asked():
+            time.sleep(0.1)
+            tend()
+        self.seconds = min(LONGEST, 2 * self.seconds)
 
 
 def _told(status: int | None) -> str:
@@ -191,7 +214,7 @@ def _progress(server: Serving) -> float:
 def _server(server: Serving, nodes: dict[int, int], socket: Path, token: str, resumed: int) -> int:
     """The ServerApp's process: what Flower's own runner does, with our app."""
     asked = server.asked()
-    grid = PromptGrid(socket, token)
+    grid = PostGrid(socket, token)
     threading.Thread(target=_beat, args=(grid,), daemon=True).start()
     context, code = grid.begin(), 1
 
@@ -209,13 +232,13 @@ def _server(server: Serving, nodes: dict[int, int], socket: Path, token: str, re
     try:
         server_app(work)(grid, context)
         grid.complete()
-    except (httpx.HTTPError, RunNotRunningException):
+    except httpx.HTTPError:
         say("the ServerApp has lost the SuperLink")
         return 1
     return code
 
 
-def _beat(grid: PromptGrid) -> None:
+def _beat(grid: PostGrid) -> None:
     """Tell the SuperLink now and then that the ServerApp lives; the next call will say if it is too late."""
     while True:
         with contextlib.suppress(Exception):
@@ -234,22 +257,14 @@ def run_name(room: Path) -> str:
 # --- nodes ----------------------------------------------------------------------------------------------
 
 
-def node(site: Site, app: App, address: Address, largest: int, poll: float) -> int:
-    """The process of a node. It returns when the server does not know it, or no longer."""
-    flower = logging.getLogger("flwr")
-    flower.handlers = [logging.FileHandler(site.folder / "flower.log", delay=True)]
-    flower.setLevel(logging.WARNING)
+def node(site: Site, app: App, address: Address, largest: int) -> None:
+    """The process of a node, until it is ended."""
     machine.prepare(site.plan.resolved["threads"])
-    try:
-        attend(app, address, largest, poll, site.folder / "node")
-    except SystemExit as end:
-        if end.code == 0:
-            raise  # asked to end
-    return REFUSED
+    attend(app, address, largest, site.folder / "node")
 
 
-def join(site: Site, address: Address, poll: float, app: App | None = None) -> int:
-    """Run one node until it is asked to end, or is refused for long."""
+def join(site: Site, address: Address, app: App | None = None) -> int:
+    """Run one node until it is asked to end."""
     site.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = FileLock(site.folder / ".lock")
     try:
@@ -258,31 +273,18 @@ def join(site: Site, address: Address, poll: float, app: App | None = None) -> i
         raise BadInput(f"another node is using {site.folder}; end it, or choose another --folder") from None
     answer, largest = app or client_app(site), site.prepare()
     with asked_to_end() as asked:
-        family = Processes()
+        family, pause = Processes(), Pause()
         try:
-            patience, pause = 0.0, 1.0
             while not asked():
                 began = time.monotonic()
-                child = family.start(
-                    f"client {site.client}", lambda: node(site, answer, address, largest, poll)
-                )
+                child = family.start(f"client {site.client}", lambda: node(site, answer, address, largest))
                 while child.alive() and not asked():
                     time.sleep(0.1)
                 if asked():
                     break
                 family.end(child)
-                lasted = time.monotonic() - began
-                patience = patience + lasted + pause if lasted < 20 else 0.0
-                if patience > GIVE_UP:
-                    raise BadInput(
-                        f"the server at {address.server} does not let this node in: is its key among the "
-                        "server's nodes, is ca.crt the server's, and does no other node use the key?"
-                    )
-                why = "the server does not let it in" if child.status == REFUSED else _told(child.status)
-                say(f"the node has ended ({why}; see {site.folder / 'flower.log'}); trying again")
-                end, pause = time.monotonic() + pause, 5.0 if child.status == REFUSED else 1.0
-                while time.monotonic() < end and not asked():
-                    time.sleep(0.1)
+                say(f"the node has ended ({_told(child.status)}); starting it again")
+                pause.after(time.monotonic() - began, asked)
         finally:
             family.end()
     return 0
@@ -305,7 +307,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def local(server: Serving, clients: list[int], poll: float) -> int:
+def local(server: Serving, clients: list[int]) -> int:
     """A server and its nodes on this machine, with keys of their own."""
     folder = server.room
     public = f"{server.address[0]}:{server.address[1]}"
@@ -322,13 +324,13 @@ def local(server: Serving, clients: list[int], poll: float) -> int:
         started[client] = time.monotonic()
         children[client] = family.start(
             f"client {client}",
-            lambda: node(site, app, address, largest, poll),
+            lambda: node(site, app, address, largest),
             site.folder / "node.log",
         )
 
     def tend() -> None:
         for client, child in list(children.items()):
-            if not child.alive() and time.monotonic() - started[client] > AGAIN:
+            if not child.alive() and time.monotonic() - started[client] > 2 * AGAIN:
                 start(client)
 
     for client in clients:

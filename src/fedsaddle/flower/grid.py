@@ -1,62 +1,68 @@
-"""Flower's Grid, whose `pull_messages` never waits.
+"""Flower's Grid, by way of the post: what is sent goes in one request, and so does what has been answered.
 
-A node first pushes an answer's envelope, then its contents. Flower's own `pull_messages` takes the envelope
-and then waits for the contents, with growing pauses and for up to two hours: a node that dies in between, or
-never means to send the rest, would stop the server. Here an answer is handed out once all of it is there.
+Flower's own `pull_messages` fetches an answer piece by piece, with growing pauses and for up to two hours: a
+node that dies in between would stop the server. Here an answer is whole or it is not there.
 """
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedsaddle.flower._flwr import Message, ObjectPullError, ObjectUnavailableError, SocketGrid, assemble
+from fedsaddle.flower._flwr import Context, Message, SocketGrid, answer_of, nothing_from, parts_of
+from fedsaddle.flower.link import to_post
+from fedsaddle.flower.post import Sent, read, write_letters
 
 
-@dataclass
-class Arriving:
-    """An answer whose envelope is here."""
-
-    reply_to: str
-    missing: list[str]  # the names of its pieces that are not
-    pieces: dict[str, bytes] = field(default_factory=dict)
-
-
-class PromptGrid(SocketGrid):
-    """Hands out answers as they become whole."""
+class PostGrid(SocketGrid):
+    """Sends messages and collects answers through the post. None of its calls waits for a node."""
 
     def __init__(self, socket: Path, token: str) -> None:
         super().__init__(socket, token)
-        self.arriving: dict[str, Arriving] = {}
+        self.post = to_post(socket)
+        self.sent: dict[str, int] = {}  # the node of each message that is not answered yet
+
+    def _ask(self, path: str, body: bytes = b"") -> bytes:
+        return self.post.post(path, content=body).raise_for_status().content
+
+    def begin(self) -> Context:
+        """Take up the task, in place of whoever had it before."""
+        self._ask("/post/clear")
+        return super().begin()
+
+    def get_node_ids(self) -> list[int]:
+        """The nodes that are online."""
+        found: list[int] = json.loads(self._ask("/post/online"))
+        return found
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Send these messages; what each is called from now on."""
+        letters = []
+        for message in messages:
+            name, about = secrets.token_hex(16), message.metadata
+            message.metadata.__dict__["_message_id"] = name
+            letters.append(Sent(name, about.dst_node_id, about.ttl, parts_of(message)))
+            self.sent[name] = about.dst_node_id
+        self._ask("/post/send", write_letters(letters))
+        return [letter.name for letter in letters]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """The answers to these messages that are whole by now."""
-        wanted = set(message_ids)
-        # Flower hands out an envelope once; asked again, it says that the message is gone.
-        new = wanted - {answer.reply_to for answer in self.arriving.values()}
-        for name, reply_to, pieces in self.envelopes(new):
-            self.arriving[name] = Arriving(reply_to, pieces)
-        whole = []
-        for name, answer in list(self.arriving.items()):
-            if answer.reply_to not in wanted:  # nobody waits for it any more
-                del self.arriving[name]
-                continue
+        """The answers to these messages that have come, in the order in which they came."""
+        names = list(message_ids)
+        (answered, gone), blobs = read(self._ask("/post/collect", json.dumps(names).encode()))
+        found = []
+        for name, data in zip(answered, blobs, strict=True):
+            node = self.sent.pop(name, 0)
             try:
-                while answer.missing:
-                    answer.pieces[answer.missing[-1]] = self.piece(answer.missing[-1])
-                    answer.missing.pop()
-            except ObjectUnavailableError:
-                continue
-            except ObjectPullError:  # it will never be whole; its time will run out
-                del self.arriving[name]
-                continue
-            del self.arriving[name]
-            self.confirm(name)
-            try:
-                message = assemble(name, answer.pieces)
+                found.append(answer_of(data, name, node))
             except Exception:  # whatever a node may put together; it is as good as lost
-                continue
-            if message.metadata.reply_to_message_id == answer.reply_to:
-                whole.append(message)
-        return whole
+                found.append(nothing_from(node, name))
+        found += [nothing_from(self.sent.pop(name, 0), name) for name in gone]
+        self.sent = {name: node for name, node in self.sent.items() if name in set(names)}
+        return found
+
+    def close(self) -> None:
+        self.post.close()
+        super().close()

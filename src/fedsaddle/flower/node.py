@@ -1,39 +1,54 @@
 """One device's connection to the server: fetch a message, answer it, fetch the next.
 
-It does what Flower's SuperNode does, with Flower's own client of the fleet API, but FedSaddle's ClientApp
-answers in this very process. A SuperNode starts a Python process for each message, which costs seconds, and
-runs the app that the server sends; here nothing that comes from the server is ever run.
+It tells Flower that it is online, as Flower's SuperNode does, and gets its messages from the post. It answers
+by FedSaddle's ClientApp in this very process. A SuperNode starts a Python process for each message, which
+costs seconds, and runs the app that the server sends; here nothing that comes from the server is ever run.
+
+A device never gives up by itself. While the server is away, or does not let it in, it says so once and asks
+again, at first after a second, then less and less often.
 """
 
 from __future__ import annotations
 
+import contextlib
+import random
+import ssl
 import sys
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from pathlib import Path
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedsaddle.errors import printable
 from fedsaddle.flower._flwr import (
     Context,
     Error,
     ErrorCode,
     Message,
     RecordDict,
-    RunNotRunningException,
-    connected,
+    Signature,
+    activate_node,
     deactivate_node,
-    pull_message,
-    push_message,
+    fleet_client,
+    message_of,
+    parts_of,
+    send_heartbeat,
 )
+from fedsaddle.flower.post import ANSWER, FETCH, GONE, HOLD, TAKEN, TWICE
 from fedsaddle.flower.wire import OVERHEAD
 
 App = Callable[[Message, Context], Message]
 
-CONTENT_TIMEOUT = 300.0  # seconds for a message's contents to follow its envelope
+BEAT = 45.0  # seconds between signs of life; the server believes in a node for twice as long
+PAUSE, LONGEST = 1.0, 120.0  # seconds before the first and the later tries, while the server is away
+APART = 2.0  # seconds that clocks may differ without a word
 REASON_LENGTH = 400  # characters
 
 
@@ -46,58 +61,167 @@ class Address:
     key: ec.EllipticCurvePrivateKey
 
 
-def attend(app: App, address: Address, largest: int, poll: float, memo: Path) -> None:
-    """Answer messages until the server refuses the connection. While it is away, calls are retried.
+def say(line: str) -> None:
+    print(printable(line), file=sys.stderr, flush=True)
 
-    `largest` bounds the bytes of a message's floats; `poll` is the pause after finding no message. `memo` is
-    a file in which this node notes its number.
-    """
-    _leave(address, memo)
-    with connected(address.server, address.ca.read_bytes(), address.key) as connection:
-        node, receive, send, pull_object, push_object, confirm = connection
-        memo.write_text(str(node))
-        print(f"online as node {node}", file=sys.stderr, flush=True)
+
+@dataclass
+class Line:
+    """The way to the server: signed requests, repeated until they are answered."""
+
+    address: Address
+    say: Callable[[str], None] = say
+    signature: Signature = field(init=False)
+    trouble: str = ""  # why the server could not be asked, as it was last said
+
+    def __post_init__(self) -> None:
+        self.signature = Signature(self.address.key)
+        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self.tls.load_verify_locations(cadata=self.address.ca.read_text("ascii"))
+        self.client = httpx.Client(
+            base_url=f"https://{self.address.server}", verify=self.tls, timeout=HOLD + 10.0
+        )
+        self.fleet = fleet_client(self.address.server, self.address.ca.read_bytes(), self.signature)
+
+    def close(self) -> None:
+        self.client.close()
+        self.fleet.close()
+
+    def until_done(self, call: Callable[[], httpx.Response | int]) -> httpx.Response | int:
+        """What a call gives, however long the server is away or refuses it."""
+        pause = PAUSE
         while True:
             try:
-                got = receive()
-                if got is None:
-                    time.sleep(poll)
+                result = call()
+                if isinstance(result, httpx.Response):
+                    refused = result.status_code == HTTPStatus.UNAUTHORIZED or result.status_code >= 500
+                    if refused:
+                        raise httpx.HTTPStatusError("", request=result.request, response=result)
+            except httpx.HTTPStatusError as error:
+                if self.set_clock(error.response):
                     continue
-                envelope, tree = got
-                run = envelope.metadata.run_id
-                pull = _bounded(partial(pull_object, run), 2 * largest + OVERHEAD)
-                message = pull_message(tree, pull, partial(confirm, run), CONTENT_TIMEOUT)
-                began = time.monotonic()
-                reply = answered(app, message, node)
-                push_message(reply, time.monotonic() - began, send, partial(push_object, run))
-            except RunNotRunningException:  # the run has ended, or has been started anew
-                continue
+                self.tell(f"does not let this device in: {_why(error.response)}")
+            except (httpx.HTTPError, OSError) as error:
+                self.tell(f"is away: {error or type(error).__name__}")
+            else:
+                if self.trouble:
+                    self.say(f"the server at {self.address.server} is there again")
+                self.trouble = ""
+                return result
+            time.sleep(pause * random.uniform(0.7, 1.3))
+            pause = min(LONGEST, 1.25 * pause)
 
+    def tell(self, trouble: str) -> None:
+        """Say what is wrong, once."""
+        if trouble != self.trouble:
+            self.trouble = trouble
+            self.say(
+                f"the server at {self.address.server} {trouble}; trying again, every {LONGEST:.0f} s at last"
+            )
 
-def _leave(address: Address, memo: Path) -> None:
-    """Tell the server that this node has gone, if it was killed before it could say so.
+    def set_clock(self, response: httpx.Response) -> bool:
+        """Whether a refusal may be due to this device's clock. From now on it signs by the server's."""
+        try:
+            there = parsedate_to_datetime(response.headers["date"])
+        except (KeyError, ValueError):
+            return False
+        ahead = (there - datetime.now(UTC)).total_seconds()
+        if response.status_code != HTTPStatus.UNAUTHORIZED or abs(ahead - self.signature.ahead) < APART:
+            return False
+        way = "behind" if ahead > 0 else "ahead of"
+        self.say(f"this device's clock is {abs(ahead):.0f} s {way} the server's; signing by the server's")
+        self.signature.ahead = ahead
+        return True
 
-    The server would else believe it to be online for another minute, and its key to be in use.
-    """
-    try:
-        number = int(memo.read_text())
-        deactivate_node(address.server, address.ca.read_bytes(), address.key, number)
-    except (OSError, ValueError, httpx.HTTPError):
-        pass  # it was never there, or is not known any more, or nobody listens
+    def post(self, path: str, *parts: bytes) -> httpx.Response:
+        return self.client.post(path, content=b"".join(parts), headers=self.signature.headers())
 
+    def fetch(self, most: int) -> bytes | None:
+        """A message to this node, if there is one by now."""
 
-def _bounded(pull: Callable[[str], bytes], most: int) -> Callable[[str], bytes]:
-    taken = 0
+        def look() -> httpx.Response:
+            with self.client.stream("POST", FETCH, content=b"", headers=self.signature.headers()) as response:
+                if int(response.headers.get("content-length", 0)) <= most:
+                    response.read()
+                return response
 
-    def bounded(name: str) -> bytes:
-        nonlocal taken
-        data = pull(name)
-        taken += len(data)
-        if taken > most:
+        response = self.until_done(look)
+        assert isinstance(response, httpx.Response)
+        if response.status_code == HTTPStatus.NO_CONTENT:
+            return None
+        response.raise_for_status()
+        if not response.is_stream_consumed:
             raise ValueError(f"a message of more than {most} bytes was refused")
-        return data
+        return response.content
 
-    return bounded
+    def answer(self, name: str, reply: Message) -> int:
+        """Send an answer; what became of it, in HTTP's words."""
+        parts = parts_of(reply)
+        response = self.until_done(lambda: self.post(ANSWER + name, *parts))
+        assert isinstance(response, httpx.Response)
+        return response.status_code
+
+
+def _why(response: httpx.Response) -> str:
+    with contextlib.suppress(httpx.StreamError):
+        text = response.text.strip()
+        if text and len(text) < REASON_LENGTH:
+            return text
+    return f"{response.status_code} {response.reason_phrase}"
+
+
+@contextlib.contextmanager
+def online(line: Line, memo: Path) -> Iterator[int]:
+    """Be known to Flower as a node that is there; its number, which is noted in a file.
+
+    A node that was killed is believed to be online, and its key to be in use: the next one says that it has
+    gone.
+    """
+    with contextlib.suppress(OSError, ValueError, httpx.HTTPError):  # it never was, or is not known any more
+        deactivate_node(line.fleet, int(memo.read_text()))
+    node = line.until_done(lambda: activate_node(line.fleet, line.signature, BEAT))
+    assert isinstance(node, int)
+    memo.write_text(str(node))
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT * random.uniform(0.7, 1.0)):
+            try:
+                send_heartbeat(line.fleet, node, BEAT)
+            except httpx.HTTPStatusError:  # another server's database may stand in its place
+                with contextlib.suppress(httpx.HTTPError):
+                    activate_node(line.fleet, line.signature, BEAT)
+            except (httpx.HTTPError, OSError, ValueError):
+                pass  # fetching says so
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield node
+    finally:
+        over.set()
+        with contextlib.suppress(httpx.HTTPError, OSError):
+            deactivate_node(line.fleet, node)
+
+
+def attend(app: App, address: Address, largest: int, memo: Path) -> None:
+    """Answer messages until this process is ended.
+
+    `largest` bounds the bytes of a message's floats. `memo` is a file in which this node notes its number.
+    """
+    line = Line(address)
+    with online(line, memo) as node:
+        line.say(f"online as node {node}")
+        while True:
+            data = line.fetch(2 * largest + OVERHEAD)
+            if data is None:
+                continue
+            message = message_of(data)
+            reply = answered(app, message, node)
+            status = line.answer(message.metadata.message_id, reply)
+            if status not in (TAKEN, TWICE, GONE):
+                refused = f"the server has refused the answer: {HTTPStatus(status).phrase}"
+                line.say(refused)
+                line.answer(message.metadata.message_id, failed(refused, message))
 
 
 def answered(app: App, message: Message, node: int) -> Message:
@@ -108,5 +232,9 @@ def answered(app: App, message: Message, node: int) -> Message:
         return app(message, context)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"[:REASON_LENGTH]
-        print(f"not answered: {reason}", file=sys.stderr, flush=True)
-        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        say(f"not answered: {reason}")
+        return failed(reason, message)
+
+
+def failed(reason: str, message: Message) -> Message:
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

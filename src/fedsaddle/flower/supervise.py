@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 GRACE = 10.0  # seconds between asking a process to end and ending it
+LOG = 1 << 20  # bytes of a log; then it is put aside, and the one that was put aside before is removed
 
 
 @dataclass
@@ -79,11 +80,9 @@ def _become(work: Callable[[], object], parent: int, log: Path | None) -> None:
         os.setpgrp()  # Ctrl-C in the terminal is the parent's, which ends its children in order
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
         if log is not None:
-            file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            for stream in (1, 2):
-                os.dup2(file, stream)
+            _write_to(log)
+        threading.Thread(target=_watch, args=(parent, log), daemon=True).start()
         result = work()
         code = result if isinstance(result, int) else 0
     except SystemExit as end:
@@ -99,10 +98,22 @@ def _become(work: Callable[[], object], parent: int, log: Path | None) -> None:
         os._exit(code)
 
 
-def _watch(parent: int) -> None:
-    """End this process soon after its parent."""
+def _write_to(log: Path) -> None:
+    """From now on, what this process prints goes there."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
+
+
+def _watch(parent: int, log: Path | None) -> None:
+    """End this process soon after its parent, and keep its log short."""
     while os.getppid() == parent:
         time.sleep(0.2)
+        with contextlib.suppress(OSError):  # a full disk, a folder that is gone
+            if log is not None and log.stat().st_size > LOG:
+                log.replace(log.with_name(f"{log.name}.1"))
+                _write_to(log)
     os._exit(1)
 
 

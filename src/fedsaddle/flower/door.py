@@ -1,0 +1,335 @@
+"""The outer door: who may come in, how many at once, for how long, and with how much.
+
+A connection belongs to a stranger until it has shown a registered key. Strangers are few, in all and from one
+address, and have seconds to do so. When there is no room, the one that has dawdled longest makes it. Nothing
+that a stranger sends is kept: a header of at most 16 kB is looked at, and no body is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import ssl
+import sys
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import uvicorn
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from fedsaddle.flower._flwr import KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER
+from fedsaddle.flower.post import ANSWER, FETCH, Post
+
+HEADER = 16 << 10  # bytes of a request's line and headers
+SMALL = 16 << 10  # bytes of a body that carries no floats
+SHOW = 10.0  # seconds that a stranger has to show a key
+DAWDLE = 2.0  # seconds after which a stranger may have to make room
+STRANGERS, OF_ADDRESS = 256, 128
+OF_NODE = 4  # connections of one registered node
+RESERVED = 64  # file descriptors that the server needs for itself
+AHEAD, BEHIND = 5.0, 300.0  # seconds that a signature's time may be off
+QUIET = 60.0  # seconds before the same line is said again
+
+FLEET = "/v1/fleet/"
+FLEET_PATHS = frozenset(FLEET + call for call in ("activate-node", "deactivate-node", "send-node-heartbeat"))
+
+Scope = MutableMapping[str, Any]
+ASGIEvent = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[ASGIEvent]]
+Send = Callable[[ASGIEvent], Awaitable[None]]
+Serve = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+
+# --- connections --------------------------------------------------------------------------------------------
+
+
+At = tuple[str, int]  # an address and a port
+
+
+@dataclass(eq=False)
+class Visitor:
+    """One connection."""
+
+    address: str
+    since: float
+    drop: Callable[[], object]
+
+
+@dataclass
+class Visitors:
+    """Who is connected. `most` bounds all of them."""
+
+    most: int
+    strangers: dict[At, Visitor] = field(default_factory=dict)
+    known: dict[At, Visitor] = field(default_factory=dict)
+    of_key: dict[bytes, list[At]] = field(default_factory=dict)
+
+    def room_for(self, address: str, now: float) -> bool:
+        """Whether a stranger may come in, perhaps because another had to go."""
+        share = min(STRANGERS, max(2, self.most // 2))
+        while True:
+            mine = [one for one in self.strangers.values() if one.address == address]
+            if len(mine) >= min(OF_ADDRESS, max(1, share // 2)):
+                crowd = mine
+            elif len(self.strangers) >= share or len(self.strangers) + len(self.known) >= self.most:
+                crowd = list(self.strangers.values())
+            else:
+                return True
+            if not crowd or now - crowd[0].since < DAWDLE:
+                return False
+            crowd[0].drop()
+            self.strangers = {at: one for at, one in self.strangers.items() if one is not crowd[0]}
+
+    def introduce(self, at: At, key: bytes) -> None:
+        """The connection at this address and port has shown a key."""
+        visitor = self.strangers.pop(at, None)
+        if visitor is None:
+            return
+        self.known[at] = visitor
+        own = self.of_key[key] = [*(one for one in self.of_key.get(key, ()) if one in self.known), at]
+        for older in own[:-OF_NODE]:
+            self.known[older].drop()
+
+    def leave(self, at: At) -> None:
+        self.strangers.pop(at, None)
+        self.known.pop(at, None)
+
+
+def capacity() -> int:
+    """As many connections as this process may have files open, once it has asked for as many as it can."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    return max(8, files - RESERVED)
+
+
+class Watched(H11Protocol):
+    """HTTP on one connection; says when that is over."""
+
+    left: Callable[[], object]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.left()
+        super().connection_lost(error)
+
+
+async def admit(
+    listener: socket.socket, server: uvicorn.Server, tls: ssl.SSLContext, visitors: Visitors
+) -> None:
+    """Take connections as long as there is room. Those that find none are closed at once."""
+    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    while not server.should_exit:
+        try:
+            connection, (host, port, *_) = await loop.sock_accept(listener)
+        except OSError:  # out of file descriptors, by somebody else's doing
+            await asyncio.sleep(0.2)
+            continue
+        if not visitors.room_for(host, time.monotonic()):
+            connection.close()
+            continue
+        task = loop.create_task(_greet(connection, (host, port), server, tls, visitors))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+async def _greet(
+    connection: socket.socket,
+    at: At,
+    server: uvicorn.Server,
+    tls: ssl.SSLContext,
+    visitors: Visitors,
+) -> None:
+    """Shake hands, and see to it that a stranger shows a key in time."""
+    loop, here = asyncio.get_running_loop(), asyncio.current_task()
+    assert here is not None
+    visitor = visitors.strangers[at] = Visitor(at[0], time.monotonic(), here.cancel)
+
+    protocol = Watched(server.config, server.server_state, {}, loop)
+    protocol.left = lambda: visitors.leave(at)
+    try:
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol,
+            connection,
+            ssl=tls,
+            ssl_handshake_timeout=SHOW,
+        )
+    except (OSError, asyncio.CancelledError):  # ssl.SSLError and time-outs are such
+        visitors.leave(at)
+        connection.close()
+        return
+    visitor.drop = transport.abort
+
+    def over() -> None:
+        if visitors.strangers.get(at) is visitor:
+            transport.abort()
+
+    loop.call_later(max(0.0, SHOW - (time.monotonic() - visitor.since)), over)
+
+
+# --- requests -----------------------------------------------------------------------------------------------
+
+
+class Member(NamedTuple):
+    """Who may join: a client, its Flower node, and its key."""
+
+    client: int
+    node: int
+    key: ec.EllipticCurvePublicKey
+
+    def __str__(self) -> str:
+        return f"client {self.client}, node {self.node}"
+
+
+def members(told: Mapping[str, tuple[int, int]]) -> dict[bytes, Member]:
+    """From (client, node) by public key, by what a request's header says of it."""
+    found = {}
+    for pem, (client, node) in told.items():
+        key = serialization.load_pem_public_key(pem.encode())
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        found[b64encode(pem.encode())] = Member(client, node, key)
+    return found
+
+
+@dataclass
+class Outside:
+    """Lets through what a registered node may ask for, and nothing else."""
+
+    inside: Serve  # Flower's
+    post: Post
+    visitors: Visitors
+    most: int  # bytes of an answer
+    members: dict[bytes, Member] = field(default_factory=dict)  # nobody, until they are registered
+    said: dict[str, float] = field(default_factory=dict)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return  # the inner door looks after that
+        member, status, why = self.look_at(scope)
+        if why:
+            self.note(f"refused: {why}")
+        if member is None:
+            await say(send, status, why.encode())
+            return
+        path = scope["path"]
+        if path == FETCH:
+            await self.fetch(member, receive, send)
+        elif path in FLEET_PATHS:
+            await self.pass_on(member, path, scope, receive, send)
+        elif (body := await body_of(receive)) is not None:
+            await say(send, self.post.answer(member.node, path.removeprefix(ANSWER), body))
+
+    def look_at(self, scope: Scope) -> tuple[Member | None, int, str]:
+        """Who asks; or nobody, with a status and perhaps a reason. Only headers are looked at."""
+        path, headers = scope.get("path", ""), scope.get("headers", [])
+        answer = path.startswith(ANSWER)
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return None, 403, ""
+        if not (answer or path == FETCH or path in FLEET_PATHS):
+            return None, 403, ""
+        if not self.members:  # yet: a node would be turned away
+            return None, 503, ""
+        member = self.identify(headers, datetime.now(UTC))
+        if isinstance(member, str):
+            return None, 401, member
+        self.visitors.introduce(tuple(scope["client"] or ()), named(headers, KEY_HEADER))
+        if not fits(headers, self.most if answer else SMALL):
+            return None, 413, f"{member}: too long for {path[:40]}"
+        return member, 200, ""
+
+    async def fetch(self, member: Member, receive: Receive, send: Send) -> None:
+        if await body_of(receive) is None:
+            return
+        left = asyncio.ensure_future(receive())  # nothing more comes than that the node has gone
+        try:
+            letter = await self.post.fetch(member.node, left)
+        finally:
+            left.cancel()
+        await (say(send, 204) if letter is None else say(send, 200, *letter.parts))
+
+    async def pass_on(self, member: Member, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """What Flower sees to: who is online, and with which key."""
+
+        async def watched(event: ASGIEvent) -> None:
+            if event["type"] == "http.response.start":
+                self.follow(member, path, event["status"])
+            await send(event)
+
+        await self.inside(scope, receive, watched)
+
+    def follow(self, member: Member, path: str, status: int) -> None:
+        """Note what Flower has said to a node."""
+        if not 200 <= status < 300:
+            self.note(f"refused: {member}: {path} gave {status}")
+        elif path == FLEET + "send-node-heartbeat":
+            self.post.hear_of(member.node)
+        else:
+            self.post.leave(member.node)
+
+    def identify(self, headers: Headers, now: datetime) -> Member | str:
+        """Who asks, or why that is not believed."""
+        member = self.members.get(named(headers, KEY_HEADER))
+        if member is None:
+            return "no registered key"
+        stamp = named(headers, TIME_HEADER)
+        try:
+            ahead = (datetime.fromisoformat(stamp.decode("ascii")) - now).total_seconds()
+            signature = b64decode(named(headers, SIGNATURE_HEADER), validate=True)
+            member.key.verify(signature, stamp, ec.ECDSA(hashes.SHA256()))
+        except (ValueError, TypeError, InvalidSignature):
+            return f"{member}: not signed by its key"
+        if not -BEHIND < ahead < AHEAD:
+            way = "ahead of" if ahead > 0 else "behind"
+            return f"{member}: its clock is {abs(ahead):.0f} s {way} the server's"
+        return member
+
+    def note(self, line: str) -> None:
+        """Write a line to the log, not the same one every time."""
+        now = time.monotonic()
+        if now - self.said.get(line, -QUIET) < QUIET:
+            return
+        if len(self.said) >= 1000:
+            self.said.clear()
+        self.said[line] = now
+        print(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {line}", file=sys.stderr, flush=True)
+
+
+def named(headers: Headers, wanted: bytes) -> bytes:
+    return next((value for name, value in headers if name == wanted), b"")
+
+
+def fits(headers: Headers, most: int) -> bool:
+    """Whether a body says how long it is, and is no longer; the HTTP library holds it to that."""
+    lengths = [value for name, value in headers if name == b"content-length"]
+    if len(lengths) != 1 or any(name == b"transfer-encoding" for name, _ in headers):
+        return False
+    return len(lengths[0]) < 16 and lengths[0].isdigit() and int(lengths[0]) <= most
+
+
+async def body_of(receive: Receive) -> bytes | None:
+    """All of a body, or None if who sends it has gone."""
+    parts = []
+    while True:
+        event = await receive()
+        if event["type"] != "http.request":
+            return None
+        parts.append(event.get("body", b""))
+        if not event.get("more_body"):
+            return b"".join(parts)
+
+
+async def say(send: Send, status: int, *parts: bytes) -> None:
+    length = str(sum(map(len, parts))).encode()
+    headers = [] if status == 204 else [(b"content-length", length)]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    for part in parts:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,415 @@
+"""The door of a deployment: strangers, registered devices that mean no good, wrong clocks, a sick SuperLink.
+
+First the parts by themselves, then one deployment of real processes that is attacked while its rounds go on.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import resource
+import signal
+import socket
+import sqlite3
+import ssl
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedsaddle.flower import deploy, door, keys, post, supervise
+from fedsaddle.flower._flwr import Signature
+from test_flower import NINE, Fleet, descendants, experiment, only, told, wait_for
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in what Flower itself depends on
+FETCH, ANSWER = post.FETCH, post.ANSWER + "0" * 32
+
+
+# --- the post -----------------------------------------------------------------------------------------------
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def office():
+    one = post.Post(Clock())
+    for node in (1, 2):
+        one.hear_of(node)
+    one.send([post.Sent("a", 1, 10.0, [b"x", b"y"]), post.Sent("b", 2, 10.0, [b"z", b"y"])])
+    return one
+
+
+def test_a_node_answers_what_is_addressed_to_it_once(office):
+    assert office.next(1).parts == [b"x", b"y"]
+    assert office.answer(2, "a", b"forged") == post.GONE
+    assert office.answer(1, "never sent", b"order") == post.GONE
+    assert office.answer(1, "a", b"mine") == post.TAKEN
+    assert office.answer(1, "a", b"again") == post.TWICE
+    assert office.next(1) is None
+    assert office.collect(["a", "b"]) == ({"a": b"mine"}, [])
+    assert office.answer(1, "a", b"late") == post.GONE
+
+
+def test_what_nobody_will_answer_is_said_to_be_gone(office):
+    office.answer(2, "b", b"before it went")
+    office.leave(1)
+    office.leave(2)
+    assert office.collect(["a", "b", "c"])[0] == {"b": b"before it went"}
+    office.send([post.Sent("d", 1, 5.0, []), post.Sent("e", 2, 500.0, [])])
+    office.hear_of(1)
+    office.hear_of(2)
+    office.clock.now = 6.0
+    assert office.next(1) is None  # too old
+    assert office.answer(1, "d", b"") == post.GONE
+    office.clock.now = 80.0
+    office.hear_of(1)
+    office.clock.now = 100.0
+    assert office.online() == {1}
+    assert office.collect(["e"]) == ({}, ["e"])  # no sign of life of node 2
+    office.send([])
+    assert office.letters == {}
+
+
+def test_a_collection_is_cut_off_and_goes_on(office):
+    office.answer(2, "b", b"12345")
+    office.answer(1, "a", b"67890")
+    assert office.collect(["a", "b"], most=3)[0] == {"b": b"12345"}
+    assert office.collect(["a"], most=3)[0] == {"a": b"67890"}
+
+
+def test_a_look_is_held_open_until_there_is_a_letter(office, monkeypatch):
+    async def looks():
+        stays, goes = asyncio.Future(), asyncio.Future()
+        first = asyncio.ensure_future(office.fetch(3, stays))
+        await asyncio.sleep(0.01)
+        assert not first.done()
+        office.send([post.Sent("f", 3, 5.0, [b"at last"])])
+        assert (await first).parts == [b"at last"]
+        office.answer(3, "f", b"")
+        second = asyncio.ensure_future(office.fetch(3, goes))
+        await asyncio.sleep(0.01)
+        assert 3 in office.online()
+        goes.set_result(None)  # its connection is lost
+        assert await second is None
+        assert 3 not in office.online()
+        monkeypatch.setattr(post, "HOLD", 0.01)
+        assert await office.fetch(3, stays) is None
+
+    asyncio.run(looks())
+
+
+def test_letters_are_written_with_what_they_share_once():
+    letters = [post.Sent(f"{n}", n, 1.5, [f"head {n}".encode(), b"\n" * 1000]) for n in range(5)]
+    data = post.write_letters(letters)
+    assert len(data) < 1500
+    assert post.read_letters(data) == letters
+
+
+# --- who is let in ------------------------------------------------------------------------------------------
+
+KEY = ec.generate_private_key(keys.CURVE)
+OWN = Signature(KEY)
+
+
+@pytest.fixture
+def outside():
+    async def inside(scope, receive, send):
+        raise AssertionError("it was let through")
+
+    one = door.Outside(inside, post.Post(), door.Visitors(8), 1000)
+    one.members = door.members({OWN.public.decode(): (0, 77)})
+    return one
+
+
+def ask(outside, path, method="POST", length=b"10", key=OWN, **more):
+    shown = {} if key is None else key.headers()
+    headers = [(name.lower().encode(), value.encode()) for name, value in {**shown, **more}.items()]
+    headers += [] if length is None else [(b"content-length", length)]
+    scope = {"type": "http", "method": method, "path": path, "headers": headers, "client": None}
+    return outside.look_at(scope)[1:]
+
+
+def test_only_a_nodes_paths_are_open(outside):
+    for path in (FETCH, ANSWER, "/v1/fleet/activate-node", "/v1/fleet/send-node-heartbeat"):
+        assert ask(outside, path) == (200, "")
+        assert ask(outside, path, method="GET")[0] == 403
+    for path in (
+        *("/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/register-node", "/docs", "/", ""),
+        *("/v1/fleet/push-messages", "/v1/fleet/pull-messages", "/v1/fleet/push-object", "/v1/fleet/get-fab"),
+        *("/v1/fleet/../control/start-run", "//v1/control/start-run", "/post/send", "/v1/post/send"),
+    ):
+        assert ask(outside, path) == (403, ""), path
+    outside.members = {}
+    assert ask(outside, FETCH) == (503, "")
+
+
+def test_a_body_is_bounded_before_it_is_read(outside):
+    for path, most in ((FETCH, 16384), ("/v1/fleet/activate-node", 16384), (ANSWER, 1000)):
+        assert ask(outside, path, length=str(most).encode())[0] == 200
+        for bad in (str(most + 1).encode(), b"-1", b"9" * 5000, "²".encode(), None):
+            assert ask(outside, path, length=bad)[0] == 413
+        assert ask(outside, path, **{"transfer-encoding": "chunked"})[0] == 413
+
+
+def test_identities_are_not_believed_without_a_signature_of_this_time(outside):
+    assert ask(outside, FETCH, key=None) == (401, "no registered key")
+    assert ask(outside, FETCH, key=Signature(ec.generate_private_key(keys.CURVE)))[1] == "no registered key"
+    forged = Signature(ec.generate_private_key(keys.CURVE))
+    forged.public = OWN.public
+    assert ask(outside, FETCH, key=forged) == (401, "client 0, node 77: not signed by its key")
+    for header in ("flwr-signature", "flwr-timestamp"):
+        for value in ("", "!", "9" * 3000, "2026-01-01"):
+            assert ask(outside, FETCH, **{header: value})[0] == 401
+    for ahead, why in ((10, "its clock is 10 s ahead of the server's"), (-400, "its clock is 400 s behind")):
+        wrong = Signature(KEY)
+        wrong.ahead = ahead
+        status, text = ask(outside, FETCH, key=wrong)
+        assert status == 401
+        assert why in text
+    past = datetime.now(UTC) - timedelta(seconds=100)
+    headers = [(name.lower().encode(), value.encode()) for name, value in OWN.headers().items()]
+    assert outside.identify(headers, past).startswith("client 0, node 77: its clock is 100 s ahead")
+
+
+def test_the_same_line_is_not_logged_every_time(outside, capsys):
+    for _ in range(50):
+        outside.note("refused: no registered key")
+    for number in range(3000):
+        outside.note(f"refused: {number}")
+    assert capsys.readouterr().err.count("no registered key") == 1
+    assert len(outside.said) <= 1000
+
+
+def test_strangers_are_few_and_make_room():
+    dropped = []
+
+    def come(visitors, address, port, since):
+        at = (address, port)
+        visitors.strangers[at] = door.Visitor(address, since, lambda: dropped.append(at))
+
+    visitors = door.Visitors(16)  # so 8 strangers, 4 from one address
+    for port in range(4):
+        assert visitors.room_for("a", 0.0)
+        come(visitors, "a", port, 0.0)
+    assert not visitors.room_for("a", 1.0)
+    assert visitors.room_for("a", 3.0)  # the first has dawdled
+    assert dropped == [("a", 0)]
+    come(visitors, "a", 4, 3.0)
+    for port in range(4):
+        assert visitors.room_for(f"b{port}", 3.0)
+        come(visitors, f"b{port}", port, 3.0)
+    assert visitors.room_for("c", 3.0)
+    assert dropped == [("a", 0), ("a", 1)]
+    del dropped[:]
+    for port in range(door.OF_NODE + 2):
+        visitors.strangers = {}
+        come(visitors, "d", port, 4.0)
+        visitors.introduce(("d", port), b"key")
+        for at in dropped:
+            visitors.leave(at)
+    assert dropped == [("d", 0), ("d", 1)]  # a node has a few connections, the newest
+
+
+def test_logs_are_short(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervise, "LOG", 10_000)
+    log = tmp_path / "log"
+
+    def talk():
+        for _ in range(12):
+            os.write(1, b"x" * 4000)
+            time.sleep(0.2)
+
+    family = supervise.Processes()
+    child = family.start("talker", talk, log)
+    wait_for(lambda: not child.alive(), 60)
+    assert {path.name for path in tmp_path.iterdir()} == {"log", "log.1"}
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 48_000
+
+
+def test_what_dies_soon_is_started_again_ever_later(monkeypatch):
+    slept = []
+    monkeypatch.setattr(deploy.time, "sleep", slept.append)
+    monkeypatch.setattr(deploy.time, "monotonic", lambda: sum(slept))
+    pause, lasted = deploy.Pause(), []
+    for seconds in (1, 1, 1, 1, 1, 1, 1, 1, 100):
+        before = sum(slept)
+        pause.after(seconds, lambda: False)
+        lasted.append(round(sum(slept) - before))
+    assert lasted == [1, 2, 4, 8, 16, 32, 60, 60, 1]
+
+
+# --- real processes -----------------------------------------------------------------------------------------
+
+FILES = 256  # that the server may have open
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    """A server with few file descriptors, two devices, and one whose clock is an hour ahead.
+
+    Its rounds go on until the last test is done. Client 3 has a key that is not registered.
+    """
+    folder = tmp_path_factory.mktemp("door")
+    path = experiment(folder, only(NINE, "cdma-one"), rounds=100_000, evaluate_every=100_000)
+    keys.make(folder / "keys", 4)
+    (folder / "keys" / "server" / "nodes" / "node-3.pub").unlink()
+    with Fleet(folder, path, nodes=3) as one:
+        resource.prlimit(one.serve.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+        one.join(0)
+        one.join(1)
+        one.join(2, ahead=3600.0)
+        one.stranger = one.join(3)
+        wait_for(lambda: rounds(one) > 2, 300, [one.serve])
+        yield one
+
+
+def rounds(fleet):
+    path = fleet.run / "history.jsonl"
+    return len(told(fleet.run)) // 2 if path.exists() else 0
+
+
+def goes_on(fleet, more=2):
+    """Rounds are completed while this is asked."""
+    before = rounds(fleet)
+    wait_for(lambda: rounds(fleet) >= before + more, 60, [fleet.serve])
+    assert all(line["verdict"] == "go" for line in told(fleet.run)[2 * before :])
+
+
+def hub(fleet):
+    return descendants(fleet.serve.pid)[0]
+
+
+def memory(pid):
+    """MB"""
+    line = next(one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in one)
+    return int(line.split()[1]) / 1024
+
+
+def link_log(fleet):
+    return (fleet.run / "deployment" / "superlink.log").read_text()
+
+
+@contextlib.contextmanager
+def tls(fleet):
+    context = ssl.create_default_context(cafile=str(fleet.keys / "node-0" / "ca.crt"))
+    with (
+        socket.create_connection(("127.0.0.1", fleet.port), timeout=30) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+    ):
+        yield secure
+
+
+def sent_before_closed(fleet, start, more, most):
+    """Bytes that could be sent before the server closed the connection."""
+    sent = 0
+    with contextlib.suppress(OSError), tls(fleet) as secure:
+        secure.sendall(start)
+        while sent < most:
+            secure.sendall(more)
+            sent += len(more)
+    return sent
+
+
+def test_headers_and_urls_without_end_are_cut_off(fleet):
+    before = memory(hub(fleet))
+    line = b"x: " + b"a" * 8000 + b"\r\n"
+    for start, more in ((b"POST / HTTP/1.1\r\nhost: a\r\n", line), (b"POST /", b"a" * 8000)):
+        assert sent_before_closed(fleet, start, more, most=50_000_000) < 50_000_000
+    goes_on(fleet)
+    assert memory(hub(fleet)) < before + 30
+
+
+def test_strangers_cannot_keep_others_out(fleet):
+    """200 half-sent requests, then 260 connections that say nothing, with 256 file descriptors."""
+    before, opened = memory(hub(fleet)), []
+    for _ in range(200):
+        with contextlib.suppress(OSError):
+            opened.append(contextlib.ExitStack())
+            opened[-1].enter_context(tls(fleet)).sendall(b"POST / HTTP/1.1\r\nhost: a\r\nx: ")
+    idle = [socket.create_connection(("127.0.0.1", fleet.port)) for _ in range(260)]
+    goes_on(fleet)
+    time.sleep(door.SHOW)
+    ended = 0
+    for one in idle:
+        one.settimeout(5)
+        with contextlib.suppress(TimeoutError):
+            try:
+                ended += one.recv(1) == b""
+            except ConnectionResetError:
+                ended += 1
+        one.close()
+    for stack in opened:
+        with contextlib.suppress(OSError):
+            stack.close()
+    assert ended == 260
+    goes_on(fleet)
+    assert memory(hub(fleet)) < before + 60
+    log = fleet.run / "deployment" / "superlink.log"
+    assert log.stat().st_size < 100_000
+    assert "Traceback" not in link_log(fleet)
+
+
+def test_websockets_are_off(fleet):
+    upgrade = "GET /v1/post/fetch HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    more = "sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    with tls(fleet) as secure:
+        secure.sendall((upgrade + more).encode())
+        assert secure.recv(100).startswith(b"HTTP/1.1 403")
+    assert "Traceback" not in link_log(fleet)
+
+
+def test_a_device_can_neither_flood_the_server_nor_speak_for_others(fleet):
+    own, _ = keys.node_key(fleet.keys / "node-1")
+    context = ssl.create_default_context(cafile=str(fleet.keys / "node-0" / "ca.crt"))
+    signature, large = Signature(own), b"0" * 680_000
+    with httpx.Client(verify=context, base_url=f"https://127.0.0.1:{fleet.port}", timeout=60) as client:
+
+        def status(path, content):
+            return client.post(path, content=content, headers=signature.headers()).status_code
+
+        for call in ("push-messages", "push-object", "pull-messages"):  # an envelope of 10,000 objects
+            assert status(f"/v1/fleet/{call}", large) == 403
+        for path in (FETCH, "/v1/fleet/send-node-heartbeat"):
+            assert status(path, large) == 413
+        for _ in range(50):  # what nobody has asked for is not kept
+            assert status(ANSWER, large) == post.GONE
+    goes_on(fleet)
+
+
+def test_a_wrong_clock_keeps_nobody_out(fleet):
+    """The device says it, and is believed again once it goes by the server's clock."""
+    assert re.search(r"this device's clock is 36\d\d s ahead of the server's", fleet.log("client-2"))
+    assert re.search(r"refused: client 2, node \d+: its clock is 36\d\d s ahead", link_log(fleet))
+    assert any(2 in line["used"] for line in told(fleet.run))
+
+
+def test_a_device_that_is_refused_does_not_give_up(fleet):
+    assert fleet.stranger.poll() is None
+    said = fleet.log("client-3")
+    assert said.count("does not let this device in: no registered key; trying again") == 1
+    assert "refused: no registered key" in link_log(fleet)
+
+
+def test_a_superlink_that_fails_is_started_again(fleet):
+    """As if somebody held its database's lock; the run goes on afterwards."""
+    database = sqlite3.connect(fleet.run / "deployment" / "link.db", isolation_level=None)
+    database.execute("BEGIN EXCLUSIVE")
+    sick, app = descendants(fleet.serve.pid)
+    os.kill(app, signal.SIGKILL)
+    wait_for(lambda: "the SuperLink does not answer" in fleet.log("server"), 120, [fleet.serve])
+    database.execute("ROLLBACK")
+    database.close()
+    wait_for(lambda: len(descendants(fleet.serve.pid)) == 2 and hub(fleet) != sick, 120, [fleet.serve])
+    goes_on(fleet)
+    assert "Traceback" not in fleet.log("server")
