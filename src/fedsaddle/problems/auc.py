@@ -51,8 +51,8 @@ class AUC(OnDevices, Measured):
 
     dataset: str = "digits"  # a name, or the path of a .csv or .npz file
     clients: Count = 50  # of column, as many as its values
-    partition: str = "label"  # label, iid, dirichlet or column; devices, if each holds rows of its own
-    alpha: float = 0.5  # of dirichlet
+    partition: str = "label"  # label, iid, dirichlet, zipf or column; devices, if each holds rows of its own
+    alpha: float = 0.5  # of dirichlet and zipf
     network: str = "mlp"  # lenet5, cifar-cnn, logistic or mlp
     scoring: Literal["sigmoid", "release"] = "sigmoid"
     positive: bool | int | str | None = None  # the class to be found; 0 in the datasets with a name

@@ -51,8 +51,8 @@ class Robust(OnDevices, Measured):
 
     dataset: str = "digits"  # a name, or the path of a .csv or .npz file
     clients: Count = 50
-    partition: str = "label"  # label, iid or dirichlet; devices, if each holds rows of its own
-    alpha: float = 0.5  # of dirichlet
+    partition: str = "label"  # label, iid, dirichlet or zipf; devices, if each holds rows of its own
+    alpha: float = 0.5  # of dirichlet and zipf
     hidden: Count = 200
     penalty: NotNegative = 0.002  # lambda, in (lambda / 2) |y|^2
     radius: Above0 | None = None  # if given, |y| is at most this
