@@ -447,7 +447,7 @@ def test_stopped_around_each_rung_it_goes_on_as_if_nothing_had_happened(tiny, tm
     for rounds in (1, 2, 3, 4, 5):
         folder = tmp_path / str(rounds)
         with monkeypatch.context() as patched:
-            patched.setattr(commands, "_until_asked", lambda after=rounds: true_after(after))
+            patched.setattr(commands, "until_asked", lambda after=rounds: true_after(after))
             assert fedsaddle(*words(tiny, folder, *more), monkeypatch=patched) == 130
         assert fedsaddle(*words(tiny, folder, *more, "--resume"), monkeypatch=monkeypatch) == 0
         assert result(folder) == result(whole)
