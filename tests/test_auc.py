@@ -159,6 +159,7 @@ def test_every_row_has_one_owner_and_every_client_a_row(case, alpha, seed):
         "label": partition.by_label(labels, clients),
         "iid": partition.iid(labels, clients, seed),
         "dirichlet": partition.dirichlet(labels, clients, alpha, seed),
+        "zipf": partition.zipf(labels, clients, alpha, seed),
     }
     for parts in ways.values():
         assert len(parts) == clients
@@ -167,6 +168,17 @@ def test_every_row_has_one_owner_and_every_client_a_row(case, alpha, seed):
     for way in ("iid", "label"):
         assert max(map(len, ways[way])) - min(map(len, ways[way])) <= 1
     in_order = labels[torch.cat(ways["label"])]
+    assert torch.equal(in_order, in_order.sort().values)
+
+
+def test_zipfs_sizes_fall_by_rank():
+    labels = torch.arange(10).repeat(1000)
+    parts = partition.zipf(labels, 20, 1.0, 3)
+    sizes = sorted(map(len, parts), reverse=True)
+    for k in (2, 4, 10, 20):
+        assert sizes[k - 1] == pytest.approx(sizes[0] / k, rel=0.02)
+    assert sizes != [len(part) for part in parts]  # the large ones are not all of the first class
+    in_order = labels[torch.cat(parts)]
     assert torch.equal(in_order, in_order.sort().values)
 
 

@@ -267,7 +267,7 @@ def test_a_number_that_some_algorithms_have_of_their_own_is_noted_if_it_was_set(
     [
         (
             {"name": "fair", "alpha": 0.3},
-            "alpha = 0.3 has no effect: it is of partition dirichlet, not of label",
+            "alpha = 0.3 has no effect: it is of partition dirichlet or zipf, not of label",
         ),
         ({"name": "fair", "seed": 3}, "seed = 3 has no effect: partition label draws nothing"),
         ({"name": "robust", "seed": 3, "restarts": 0}, "seed = 3 has no effect"),

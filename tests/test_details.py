@@ -130,7 +130,7 @@ def test_details_that_fail_cost_no_run(tmp_path, monkeypatch, capsys):
 def test_the_clock_goes_on_where_a_run_was_interrupted(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr("fedsaddle.cli.commands._until_asked", lambda: true_after(18))
+        patched.setattr("fedsaddle.cli.commands.until_asked", lambda: true_after(18))
         assert fedsaddle(*ARGUMENTS, f"--out={folder}", monkeypatch=patched) == 130
     before = read_clock(folder)
     with (folder / "clock.jsonl").open("a") as file:

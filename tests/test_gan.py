@@ -19,6 +19,7 @@ from fedsaddle.border.build import load
 from fedsaddle.core import Pair
 from fedsaddle.data import celeba, sources
 from fedsaddle.data.datasets import scaled
+from fedsaddle.data.federated import set_aside
 from fedsaddle.engine.round import play
 from fedsaddle.engine.study import begin
 from fedsaddle.engine.visits import field_of
@@ -333,6 +334,21 @@ def test_evaluation_is_that_of_its_parts(cache):
     logits = torch.cat([problem.D(z.y, own, weight) for own in fake.split(100)])
     assert found["generator_loss"] == pytest.approx(float(-logsigmoid(logits).mean()), rel=1e-5)
     assert problem.evaluate(z) == found
+
+
+def test_pictures_to_choose_settings_by_are_nobodys(cache):
+    plain, problem = fs.GAN(samples=300), fs.GAN(samples=300, validation_share=0.2)
+    dealt = torch.cat(problem.parts)
+    _, held = set_aside(problem.data, 0.2, 0)
+    assert sorted(torch.cat([dealt, held]).tolist()) == list(range(len(problem.data.labels)))
+    z = problem.init(0)
+    found = problem.evaluate(z)
+    judge, _ = problem._judge(torch.device("cpu"))
+    seen = scores.moments(judge.features(torch.cat(problem.generate(z.x, 300))))
+    real = scores.moments(judge.features(scaled(problem.data.inputs[held])))
+    assert found["validation_frechet"] == pytest.approx(scores.frechet_distance(seen, real), rel=1e-5)
+    assert found["frechet"] == plain.evaluate(z)["frechet"] != found["validation_frechet"]
+    assert problem.metrics["validation_frechet"].rows == "validation"
 
 
 def test_a_generator_learns(cache):

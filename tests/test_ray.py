@@ -246,7 +246,7 @@ def test_the_command_joins_a_cluster_and_leaves_it_running(ray_of_two, problem, 
     done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     monkeypatch.setattr(
-        "fedsaddle.cli.commands._until_asked", lambda: lambda: False
+        "fedsaddle.cli.commands.until_asked", lambda: lambda: False
     )  # signals stay as they are
     assert fedsaddle(*words, f"--out={tmp_path / 'plain'}", monkeypatch=monkeypatch) == 0
     one, other = (read(tmp_path / name / "rounds.csv") for name in ("ray", "plain"))

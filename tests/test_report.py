@@ -454,7 +454,7 @@ def resumed(tmp_path, monkeypatch):
     """A run that was stopped in its second algorithm and resumed."""
     folder = tmp_path / "resumed"
     with monkeypatch.context() as patched:
-        patched.setattr("fedsaddle.cli.commands._until_asked", lambda: true_after(18))
+        patched.setattr("fedsaddle.cli.commands.until_asked", lambda: true_after(18))
         assert fedsaddle(*ARGUMENTS, f"--out={folder}", monkeypatch=patched) == 130
     assert not (folder / "report.html").exists()
     assert fedsaddle(*ARGUMENTS, f"--out={folder}", "--resume", monkeypatch=monkeypatch) == 0
@@ -525,7 +525,7 @@ def test_events_newer_than_the_checkpoint_are_not_there_twice(tmp_path, monkeypa
         return False
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedsaddle.cli.commands._until_asked", lambda: killed)
+        patched.setattr("fedsaddle.cli.commands.until_asked", lambda: killed)
         assert fedsaddle(*rare, f"--out={folder}", monkeypatch=patched) == 130
     assert len(events_in(folder / "tensorboard/codasca/seed-0")["phi"]) > 2
     assert fedsaddle(*rare, f"--out={folder}", "--resume", monkeypatch=monkeypatch) == 0

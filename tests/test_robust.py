@@ -255,3 +255,27 @@ def test_a_start_outside_the_ball_is_brought_in(monkeypatch):
 def test_bad_dials_are_refused(dials, says):
     with pytest.raises(fs.BadInput, match=says):
         Robust(**dials)
+
+
+def test_rows_to_choose_settings_by_are_nobodys():
+    problem = Robust(hidden=8, validation_share=0.2, restarts=0, ascent_steps=2)
+    whole_set, held = problem.data.inputs.flatten(1), problem._validated.rows["input"].flatten(1)
+    dealt = problem.federation.rows["input"].flatten(1)
+    assert len(dealt) + len(held) == len(whole_set)
+    assert len(held) == pytest.approx(0.2 * len(whole_set), rel=0.02)
+    joined = torch.cat([dealt, held])
+    assert torch.equal(joined.double().sum(0), whole_set.double().sum(0))
+    z = problem.init(0)
+    found = problem.evaluate(z)
+    assert list(found)[:3] == ["robust_loss", "validation_robust_loss", "train_robust_loss"]
+    assert found["validation_robust_loss"] == pytest.approx(
+        float(problem.worst(z, problem._validated.rows).loss), rel=1e-6
+    )
+    assert problem.metrics["validation_robust_loss"].rows == "validation"
+    assert "validation_robust_loss" not in Robust(hidden=8).metrics
+
+
+def test_a_network_that_guesses_has_collapsed():
+    metric = Robust(hidden=8).metrics["robust_loss"]
+    assert metric.collapsed(2.4)
+    assert not metric.collapsed(2.2)

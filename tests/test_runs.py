@@ -198,7 +198,7 @@ def test_a_finished_run_can_be_resumed_and_stays(whole, monkeypatch):
 @pytest.fixture
 def half(tmp_path, monkeypatch):
     """A run stopped in the middle of its second algorithm, with a state file."""
-    monkeypatch.setattr("fedsaddle.cli.commands._until_asked", lambda: true_after(18))
+    monkeypatch.setattr("fedsaddle.cli.commands.until_asked", lambda: true_after(18))
     folder = tmp_path / "half"
     assert fedsaddle(*ARGUMENTS, f"--out={folder}", monkeypatch=monkeypatch) == 130
     monkeypatch.undo()
@@ -323,7 +323,7 @@ def test_a_run_that_is_under_way_goes_on_to_more_rounds_and_more(twenty, tmp_pat
     folder = tmp_path / "run"
     for number, until in ((12, 18), (14, 1)):
         with monkeypatch.context() as patched:
-            patched.setattr("fedsaddle.cli.commands._until_asked", lambda until=until: true_after(until))
+            patched.setattr("fedsaddle.cli.commands.until_asked", lambda until=until: true_after(until))
             assert fedsaddle(*rounds(number), f"--out={folder}", "--resume", monkeypatch=patched) == 130
     assert fedsaddle(*rounds(20), f"--out={folder}", "--resume", monkeypatch=monkeypatch) == 0
     assert same_run(folder, twenty)

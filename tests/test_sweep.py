@@ -278,6 +278,12 @@ def test_a_setting_that_loses_a_seed_comes_after_all_that_lose_none():
     }
     assert sorted(scores, key=scores.get) == ["good", "fair", "flattered", "lost", "early"]
     assert score(LOW, [1.0], 1) < score(LOW, [2.0], 1)
+    chance = HIGH._replace(chance=0.6)  # who is lucky once and dead once is no better than who is so-so twice
+    assert (
+        score(chance, [0.7, 0.7], 2)
+        < score(chance, [0.99, 0.5], 2)
+        < score(chance, [0.99], 2)._replace(lost=2)
+    )
 
 
 def test_the_rungs_of_a_ladder():
@@ -441,7 +447,7 @@ def test_stopped_around_each_rung_it_goes_on_as_if_nothing_had_happened(tiny, tm
     for rounds in (1, 2, 3, 4, 5):
         folder = tmp_path / str(rounds)
         with monkeypatch.context() as patched:
-            patched.setattr(commands, "_until_asked", lambda after=rounds: true_after(after))
+            patched.setattr(commands, "until_asked", lambda after=rounds: true_after(after))
             assert fedsaddle(*words(tiny, folder, *more), monkeypatch=patched) == 130
         assert fedsaddle(*words(tiny, folder, *more, "--resume"), monkeypatch=monkeypatch) == 0
         assert result(folder) == result(whole)

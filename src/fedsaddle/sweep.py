@@ -138,8 +138,8 @@ class Score(NamedTuple):
     """What a setting is worth. Those that come first are better."""
 
     dropped: bool  # given up before the end
-    lost: int  # seeds that diverged
-    cost: float  # the mean over the others, its sign turned where high is better
+    lost: int  # seeds that diverged or collapsed
+    cost: float  # the mean over those that are finite, its sign turned where high is better
 
     @property
     def usable(self) -> bool:
@@ -149,7 +149,7 @@ class Score(NamedTuple):
 def score(metric: Metric, values: Sequence[float], seeds: int, dropped: bool = False) -> Score:
     """A setting that loses a seed comes after all that lose none: a mean over fewer seeds flatters."""
     cost = metric.cost(fmean(values)) if values else math.inf
-    return Score(dropped, seeds - len(values), cost)
+    return Score(dropped, seeds - len(values) + sum(map(metric.collapsed, values)), cost)
 
 
 def rungs(count: int, factor: int, rounds: int, every: int) -> dict[int, int]:

@@ -64,6 +64,7 @@ class Way:
     # Called when rounds begin; what it returns says whether somebody wants to stop.
     asked: Callable[[], Callable[[], bool]] = lambda: lambda: False
     tensorboard: bool = True  # whether its events are written
+    again: str = ""  # the command that goes on, where it is more than this folder's
 
 
 PLAINLY = Way()
@@ -122,7 +123,7 @@ def carry_out(plan: Plan, path: Path, way: Way, play: Play | None = None, again:
     except BadInput as error:
         raise _with_traceback(error, path) from error.__cause__
     except Interrupted:
-        way.show.say(f"stopped; go on with: {_going_on(plan, path, again)}")
+        way.show.say(f"stopped; go on with: {way.again or _going_on(plan, path, again)}")
         return Ran(path, INTERRUPTED)
     finally:
         folder.close()

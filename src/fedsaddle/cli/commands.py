@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,7 +33,9 @@ from fedsaddle.cli.options import (
     Write,
     engine_named,
     flattened,
+    until_asked,
 )
+from fedsaddle.cli.reproduce import reproduce
 from fedsaddle.cli.watch import watch
 from fedsaddle.errors import BadInput, meant, printable
 
@@ -53,22 +52,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 out = Console() if sys.stdout.isatty() else Console(width=120)
-
-
-def _until_asked() -> Callable[[], bool]:
-    """True once Ctrl-C or SIGTERM has come; a second one ends the program at once."""
-    asked = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-        print("finishing this round, then making a checkpoint ...", file=sys.stderr)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    signal.signal(signal.SIGINT, note)
-    signal.signal(signal.SIGTERM, note)
-    return lambda: asked
 
 
 # --- runs and sweeps -------------------------------------------------------------------------------------
@@ -114,7 +97,7 @@ def _way(chosen: Chosen, checkpoint_seconds: float = 0) -> Way:
     from fedsaddle.cli.progress import Terminal
 
     show = Terminal(out, chosen.quiet)
-    return Way(chosen.folder, chosen.resume, checkpoint_seconds, show, _until_asked)
+    return Way(chosen.folder, chosen.resume, checkpoint_seconds, show, until_asked)
 
 
 # What somebody might want a report as.
@@ -344,7 +327,7 @@ def join(
     raise typer.Exit(deploy.join(experiment, server, key, device, Terminal(out), **own))
 
 
-for _command in (models.predict, models.export, models.sample, doctor):
+for _command in (reproduce, models.predict, models.export, models.sample, doctor):
     app.command()(_command)
 
 

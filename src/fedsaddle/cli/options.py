@@ -9,11 +9,14 @@ import dataclasses
 import inspect
 import os
 import shlex
+import signal
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -237,3 +240,19 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = inspect.Signature(list(flat.values()))  # type: ignore[attr-defined]
     call.__annotations__ = {name: parameter.annotation for name, parameter in flat.items()}
     return call
+
+
+def until_asked() -> Callable[[], bool]:
+    """True once Ctrl-C or SIGTERM has come; a second one ends the program at once."""
+    asked = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        print("finishing this round, then making a checkpoint ...", file=sys.stderr)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGTERM, note)
+    return lambda: asked

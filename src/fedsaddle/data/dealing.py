@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsaddle.data.columns import Column, column_of, in_memory, rows_in
 from fedsaddle.data.forms import is_one_table, table_of
-from fedsaddle.data.partition import PARTITIONS, by_column, divide
+from fedsaddle.data.partition import PARTITIONS, SHAPED, by_column, divide
 from fedsaddle.data.readers import Words
 from fedsaddle.data.tables import numbered
 from fedsaddle.errors import BadInput, Notice, check_count, unknown
@@ -156,8 +156,8 @@ def _by_partition(at: str, table: dict[str, Column], wanted: Partition) -> Dealt
     known = [name for name in PARTITIONS if name != "column"]  # which is what client= does
     if how not in known:
         raise unknown("partition", str(how), known)
-    if wanted.alpha is not None and how != "dirichlet":
-        raise BadInput(f"alpha is of partition dirichlet, not of {how}")
+    if wanted.alpha is not None and how not in SHAPED:
+        raise BadInput(f"alpha is of partition {' or '.join(SHAPED)}, not of {how}")
     if wanted.by is not None and how == "iid":
         raise BadInput("by has no effect: partition iid looks at no column")
     labels = torch.zeros(rows_in(next(iter(table.values()))), dtype=torch.int64)

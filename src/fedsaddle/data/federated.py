@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsaddle.data.datasets import DATASETS, Dataset
 from fedsaddle.data.devices import DEVICES, alone
-from fedsaddle.data.partition import divide
+from fedsaddle.data.partition import VALIDATION, divide, held_out
 from fedsaddle.data.tables import is_table, load_table
 from fedsaddle.errors import BadInput, unknown
 from fedsaddle.problem import Federation
@@ -45,12 +45,24 @@ def pinned_file(dataset: str, data: Dataset) -> dict[str, str]:
     return {"dataset": str(Path(dataset).resolve()), "sha256": data.sha256[0]} if is_table(dataset) else {}
 
 
-def federate(data: Dataset, partition: str, clients: int, alpha: float, seed: int) -> Federation:
-    """The training rows, `input` and `label`, cut into one run for each client."""
+def set_aside(data: Dataset, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """The numbers of the training rows that clients get, and of those that settings are chosen by."""
+    if not share:
+        return torch.arange(len(data.labels)), torch.arange(0)
+    out = held_out(data.labels, share, seed, data.owners, VALIDATION)
+    return (~out).nonzero().flatten(), out.nonzero().flatten()
+
+
+def federate(
+    data: Dataset, partition: str, clients: int, alpha: float, seed: int, share: float = 0.0
+) -> Federation:
+    """The training rows, `input` and `label`, cut into one run for each client; a share may be set aside."""
     if partition == DEVICES:  # they are elsewhere: nobody looks at these
         return alone({"input": data.inputs[:1], "label": data.labels[:1]}, 0, clients)
-    parts = divide(data.labels, partition, clients, alpha, seed, data.owners)
-    order = torch.cat(parts)
+    rows, _ = set_aside(data, share, seed)
+    owners = None if data.owners is None else data.owners[rows]
+    parts = divide(data.labels[rows], partition, clients, alpha, seed, owners)
+    order = rows[torch.cat(parts)]
     return Federation(
         rows={"input": data.inputs[order], "label": data.labels[order]},
         sizes=torch.tensor([len(part) for part in parts]),

@@ -13,10 +13,12 @@ from torch import Tensor
 from fedsaddle import draws
 from fedsaddle.errors import BadInput, check_count, unknown
 
-PARTITIONS = ("label", "iid", "dirichlet", "column")
+PARTITIONS = ("label", "iid", "dirichlet", "zipf", "column")
+SHAPED = ("dirichlet", "zipf")  # those that look at alpha
 SPLIT = 1 << 32  # what the draw of test rows is for; the partitions' draws are numbered from 0
 VALIDATION = 3 << 32  # and that of validation rows
 PIECES = 5 << 32  # and those of the pieces that large clients are cut into
+RANKS = 7 << 32  # and that of who is large
 
 
 def _check(rows: int, clients: int) -> None:
@@ -32,26 +34,28 @@ def check_alpha(alpha: float) -> None:
 
 def idle_dials(how: str) -> dict[str, str]:
     """The dials that a partition does not look at, and why."""
-    found = {} if how == "dirichlet" else {"alpha": f"it is of partition dirichlet, not of {how}"}
-    return found if how in ("iid", "dirichlet") else found | {"seed": f"partition {how} draws nothing"}
+    found = {} if how in SHAPED else {"alpha": f"it is of partition {' or '.join(SHAPED)}, not of {how}"}
+    return found if how in ("iid", *SHAPED) else found | {"seed": f"partition {how} draws nothing"}
 
 
 def divide(
     labels: Tensor, how: str, clients: int, alpha: float, seed: int, owners: Tensor | None = None
 ) -> list[Tensor]:
-    """By one of the PARTITIONS; alpha is of dirichlet, and of column there are as many clients as owners."""
+    """By one of the PARTITIONS; alpha is of the SHAPED, and of column there are as many clients as owners."""
     check_alpha(alpha)  # whether it is used or not
     if how not in PARTITIONS:
         raise unknown("partition", how, PARTITIONS)
     if how == "column":
         if owners is None:
             raise BadInput(
-                "partition: this dataset does not say who holds a row; try label, iid or dirichlet"
+                "partition: this dataset does not say who holds a row; try label, iid, dirichlet or zipf"
             )
         return by_column(owners)
     if how == "label":
         return by_label(labels, clients)
-    return iid(labels, clients, seed) if how == "iid" else dirichlet(labels, clients, alpha, seed)
+    if how == "iid":
+        return iid(labels, clients, seed)
+    return {"dirichlet": dirichlet, "zipf": zipf}[how](labels, clients, alpha, seed)
 
 
 def by_label(labels: Tensor, clients: int) -> list[Tensor]:
@@ -61,6 +65,20 @@ def by_label(labels: Tensor, clients: int) -> list[Tensor]:
     """
     _check(len(labels), clients)
     return list(torch.argsort(labels, stable=True).tensor_split(clients))
+
+
+def zipf(labels: Tensor, clients: int, alpha: float, seed: int) -> list[Tensor]:
+    """By label, but of unequal sizes: the k-th largest client has about 1 / k^alpha of what the largest has.
+
+    Who is large is drawn. Everybody has at least one row.
+    """
+    _check(len(labels), clients)
+    check_alpha(alpha)
+    ranks = _shuffled(torch.arange(1, clients + 1), seed, RANKS)
+    shares = ranks.to(torch.float64) ** -alpha
+    more = (shares.cumsum(0) / shares.sum() * (len(labels) - clients)).round().to(torch.int64)
+    cuts = (more + torch.arange(1, clients + 1))[:-1]
+    return list(torch.argsort(labels, stable=True).tensor_split(cuts))
 
 
 def iid(labels: Tensor, clients: int, seed: int) -> list[Tensor]:

@@ -51,8 +51,8 @@ class AUC(OnDevices, Measured):
 
     dataset: str = "digits"  # a name, or the path of a .csv or .npz file
     clients: Count = 50  # of column, as many as its values
-    partition: str = "label"  # label, iid, dirichlet or column; devices, if each holds rows of its own
-    alpha: float = 0.5  # of dirichlet
+    partition: str = "label"  # label, iid, dirichlet, zipf or column; devices, if each holds rows of its own
+    alpha: float = 0.5  # of dirichlet and zipf
     network: str = "mlp"  # lenet5, cifar-cnn, logistic or mlp
     # By one output; by the second of ten classes; or by that after the release's ReLU, of lenet5 alone:
     scoring: Literal["sigmoid", "softmax", "release"] = "sigmoid"

@@ -37,8 +37,8 @@ class Fair(OnDevices, Measured):
 
     dataset: str = "digits"  # a name, or the path of a .csv or .npz file
     clients: Count = 50
-    partition: str = "label"  # label, iid or dirichlet; devices, if each holds rows of its own
-    alpha: float = 0.5  # of dirichlet
+    partition: str = "label"  # label, iid, dirichlet or zipf; devices, if each holds rows of its own
+    alpha: float = 0.5  # of dirichlet and zipf
     hidden: Count = 64
     penalty: NotNegative = 0.1
     seed: Seed = 0  # of the partition

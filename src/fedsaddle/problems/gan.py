@@ -35,6 +35,7 @@ from fedsaddle.core import Count, Pair, Range
 from fedsaddle.data import celeba
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
 from fedsaddle.data.devices import DEVICES, Columns, Local, OnDevices
+from fedsaddle.data.federated import set_aside
 from fedsaddle.data.partition import divide, idle_dials
 from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.judges import Judge
@@ -81,6 +82,7 @@ GAN_PARTITIONS = ("label", "iid", "dirichlet", DEVICES)
 PICTURES_TOGETHER = 100  # pictures that are made together, as in the release: they share batch statistics
 LOSS_ROWS = 1_000  # of the test rows and of the generated pictures, that the losses are judged by
 SHOWN = 64  # pictures in a grid
+TWO_KINDS = 2.0  # an Inception Score up to this is that of one or two kinds of pictures, over and over
 NO_SLOPE = 1e-12  # added to a squared one, so that its root has a slope at 0
 TABLE = 1 << 33  # what the noise of an evaluation is drawn for; the partitions' draws are numbered from 0
 
@@ -100,6 +102,8 @@ class GAN(OnDevices):
     splits: Literal["disjoint", "nested"] = "disjoint"  # of the Inception Score
     samples: Annotated[int, Range(least=PICTURES_TOGETHER, most=10**6)] = 10_000  # pictures that are judged
     seed: Seed = 0  # of the partition
+    # Of each class's training pictures, kept from the clients to choose settings by:
+    validation_share: Annotated[float, Range(least=0, below=1)] = 0.0
     path: str = ""  # of CelebA's folder; by default, celeba in the data cache
     inception: str = ""  # a TorchScript file; by default, what `fedsaddle data inception` gets
     _local: Local = field(default_factory=Local, init=False, repr=False, compare=False)
@@ -123,6 +127,8 @@ class GAN(OnDevices):
         shape = tuple(self.data.inputs.shape[1:])
         if fits != shape:
             raise BadInput(f"network {self.network} makes pictures of {fits}, {self.dataset} has {shape}")
+        if self.away and self.validation_share:
+            raise BadInput("with partition devices no rows are here to be set aside: no validation_share")
         self.parts  # noqa: B018  a partition that cannot be made is refused here
         if self.rule.bounded and any(isinstance(layer, BatchNorm) for layer in self.D.module.modules()):
             able = [name for name in PLAYERS if name != self.network]
@@ -142,6 +148,8 @@ class GAN(OnDevices):
     def notes(self) -> list[str]:
         """What was asked for and has no effect."""
         idle = idle_dials(self.partition)
+        if self.validation_share:
+            idle.pop("seed", None)
         if self.dataset != "celeba":
             idle["path"] = f"it is of celeba, not of {self.dataset}"
         if not self.rule.bounded:
@@ -166,7 +174,9 @@ class GAN(OnDevices):
     def parts(self) -> list[Tensor]:
         if self.away:
             return [torch.arange(1)] * self.clients  # nobody looks at them
-        return divide(self.data.labels, self.partition, self.clients, self.alpha, self.seed, None)
+        rows, _ = set_aside(self.data, self.validation_share, self.seed)
+        parts = divide(self.data.labels[rows], self.partition, self.clients, self.alpha, self.seed, None)
+        return [rows[part] for part in parts]
 
     @cached_property
     def federation(self) -> Federation:
@@ -262,20 +272,25 @@ class GAN(OnDevices):
         return {"samples": ((real + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)}
 
     @cache  # noqa: B019  a problem lives as long as its program
-    def _judge(self, device: torch.device) -> tuple[Judge, scores.Moments]:
-        """Who judges, and what it sees in the test rows."""
+    def _judge(self, device: torch.device) -> tuple[Judge, dict[str, scores.Moments]]:
+        """Who judges, and what it sees in the test rows, and in those that were set aside."""
         if self.judge == "inception":
             judge = judges.inception(self.inception, device)
         else:
             judge = judges.classifier(self.dataset, self.judge, self.data, device)
-        return judge, judges.real_moments(judge, self.data.test_inputs, device)
+        rows = {"": self.data.test_inputs}
+        if self.validation_share:
+            rows["validation_"] = self.data.inputs[set_aside(self.data, self.validation_share, self.seed)[1]]
+        return judge, {name: judges.real_moments(judge, own, device) for name, own in rows.items()}
 
     @property
     def metrics(self) -> dict[str, Metric]:
-        distance = Metric("low", rows="test")
-        found = {"fid": distance}
-        if self.judge != "inception":
-            found = {"inception_score": Metric("high", rows="none"), "frechet": distance}
+        name = "fid" if self.judge == "inception" else "frechet"
+        score = {"inception_score": Metric("high", rows="none", chance=TWO_KINDS)}
+        found = {} if self.judge == "inception" else score
+        found[name] = Metric("low", rows="test")
+        if self.validation_share:
+            found[f"validation_{name}"] = Metric("low", rows="validation")
         return found | {
             "f": Metric("neither", rows="test"),
             "generator_loss": Metric("neither", rows="none"),
@@ -286,13 +301,12 @@ class GAN(OnDevices):
         judge, real = self._judge(z.x.device)
         fakes = self.generate(z.x, self.samples)
         features = torch.cat([judges.look(judge, fake, z.x.device) for fake in fakes])
-        distance = scores.frechet_distance(scores.moments(features), real)
-        if judge.probabilities is None:
-            found = {"fid": distance}
-        else:
+        found, seen = {}, scores.moments(features)
+        if judge.probabilities is not None:
             splits = scores.SPLITS[self.splits](len(features), 10)
-            score = scores.inception_score(judge.probabilities(features), splits)
-            found = {"inception_score": score, "frechet": distance}
+            found["inception_score"] = scores.inception_score(judge.probabilities(features), splits)
+        name = "fid" if judge.probabilities is None else "frechet"
+        found |= {f"{rows}{name}": scores.frechet_distance(seen, own) for rows, own in real.items()}
         return found | self.losses(z, torch.cat(fakes[: LOSS_ROWS // PICTURES_TOGETHER]))
 
     def losses(self, z: Pair, fake: Tensor) -> dict[str, float]:

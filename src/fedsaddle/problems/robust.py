@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,10 @@ from torch.nn.functional import cross_entropy
 
 from fedsaddle import draws, networks
 from fedsaddle.blueprint import Blueprint, Piece
-from fedsaddle.core import Count, Pair
+from fedsaddle.core import Count, Pair, Range
 from fedsaddle.data.datasets import Dataset, scaled
 from fedsaddle.data.devices import Columns, Local, OnDevices
-from fedsaddle.data.federated import chunks, dataset_of, federate, pinned_file, test_rows
+from fedsaddle.data.federated import chunks, dataset_of, federate, pinned_file, set_aside, test_rows
 from fedsaddle.data.partition import idle_dials
 from fedsaddle.errors import BadInput, without_effect
 from fedsaddle.metric import Metric
@@ -51,12 +51,14 @@ class Robust(OnDevices, Measured):
 
     dataset: str = "digits"  # a name, or the path of a .csv or .npz file
     clients: Count = 50
-    partition: str = "label"  # label, iid or dirichlet; devices, if each holds rows of its own
-    alpha: float = 0.5  # of dirichlet
+    partition: str = "label"  # label, iid, dirichlet or zipf; devices, if each holds rows of its own
+    alpha: float = 0.5  # of dirichlet and zipf
     hidden: Count = 200
     penalty: NotNegative = 0.002  # lambda, in (lambda / 2) |y|^2
     radius: Above0 | None = None  # if given, |y| is at most this
     seed: Seed = 0  # of the partition, and of where the ascent begins anew
+    # Of each class's training rows, kept from the clients to choose settings by:
+    validation_share: Annotated[float, Range(least=0, below=1)] = 0.0
     # How a point is judged:
     evaluate_rows: Count = 10_000  # of the training rows, and of the test rows
     ascent_steps: Count = 20
@@ -77,6 +79,8 @@ class Robust(OnDevices, Measured):
             raise BadInput(
                 "y needs a penalty above 0 or a radius; without either there is no worst perturbation"
             )
+        if self.away and self.validation_share:
+            raise BadInput("with partition devices no rows are here to be set aside: no validation_share")
         if self.norm not in ("linf", "l2"):
             raise BadInput(f"norm must be 'linf' or 'l2', got '{self.norm}'")
         self.federation  # noqa: B018  a dataset or partition that cannot be had is refused here
@@ -85,7 +89,8 @@ class Robust(OnDevices, Measured):
     def notes(self) -> list[str]:
         """What was asked for and has no effect."""
         idle = idle_dials(self.partition)
-        if self.restarts or not self.data.has_test:  # from points that are drawn; or test rows are
+        # From points that are drawn; or test or validation rows are.
+        if self.restarts or not self.data.has_test or self.validation_share:
             idle.pop("seed", None)
         return without_effect(self, idle)
 
@@ -99,7 +104,8 @@ class Robust(OnDevices, Measured):
 
     @cached_property
     def federation(self) -> Federation:
-        return self._local.rows or federate(self.data, self.partition, self.clients, self.alpha, self.seed)
+        dealt = (self.partition, self.clients, self.alpha, self.seed, self.validation_share)
+        return self._local.rows or federate(self.data, *dealt)
 
     @cached_property
     def features(self) -> int:
@@ -228,11 +234,21 @@ class Robust(OnDevices, Measured):
         train, test = (Federation(rows, torch.tensor([len(rows["label"])])) for rows in halves)
         return train, test
 
+    @cached_property
+    def _validated(self) -> Federation:
+        """The rows that no client has, of those that are looked at."""
+        _, out = set_aside(self.data, self.validation_share, self.seed)
+        rows = self._some({"input": self.data.inputs[out], "label": self.data.labels[out]})
+        return Federation(rows, torch.tensor([len(rows["label"])]))
+
     @property
     def metrics(self) -> dict[str, Metric]:
+        guessed = math.log(len(self.data.classes))  # what a network loses that holds all classes alike
+        held = {"validation_robust_loss": Metric("low", rows="validation", chance=guessed)}
         found = {
-            "robust_loss": Metric("low", rows="test"),
-            "train_robust_loss": Metric("low", rows="train"),
+            "robust_loss": Metric("low", rows="test", chance=guessed),
+            **(held if self.validation_share else {}),
+            "train_robust_loss": Metric("low", rows="train", chance=guessed),
             "test_accuracy": Metric("high", rows="test", chance=self.data.majority),
             "robust_accuracy": Metric("high", rows="test"),
             "pgd_accuracy": Metric("high", rows="test"),
@@ -261,8 +277,10 @@ class Robust(OnDevices, Measured):
         for inputs, label in chunks(train["input"], train["label"]):
             outputs = self.model(z.x, scaled(inputs, z.x.dtype).flatten(1) + z.y)
             harm.append(cross_entropy(outputs, label, reduction="none"))
+        held = self._validated.to(z.x.device).rows if self.validation_share else None
         found = {
             "robust_loss": worst.loss,
+            **({} if held is None else {"validation_robust_loss": self.worst(z, held).loss}),
             "train_robust_loss": self.worst(z, train).loss,
             "test_accuracy": torch.cat(right).float().mean(),
             "robust_accuracy": worst.accuracy,

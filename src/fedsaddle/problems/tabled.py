@@ -30,9 +30,9 @@ class Tabled(Measured):
     """The dials of such a task, and what follows from them.."""
 
     dataset: str = "digits"
-    partition: str = "iid"  # column, iid, label or dirichlet
+    partition: str = "iid"  # column, iid, label, dirichlet or zipf
     clients: Count = 50  # of column, as many as its values
-    alpha: float = 0.5  # of dirichlet
+    alpha: float = 0.5  # of dirichlet and zipf
     most_rows: CountOr0 = 0  # of a client; one with more is cut into several, and with 0 none is
     network: Literal["logistic", "mlp"] = "logistic"
     hidden: Count = 64  # of mlp

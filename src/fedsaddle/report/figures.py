@@ -69,7 +69,7 @@ def draw(series: Sequence[Series], metric: str, path: Path) -> None:
     panels[0][0].set_ylabel(_plain(f"1 - {metric}" if scale == "error" else metric))
     lines, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(lines, labels, loc="outside right upper", fontsize="small")
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_heat_map(family: Family, path: Path) -> None:
@@ -97,10 +97,10 @@ def draw_heat_map(family: Family, path: Path) -> None:
     figure.supxlabel(_plain(first.x), fontsize=9)
     figure.supylabel(_plain(first.y), fontsize=9)
     figure.suptitle(_plain(f"{family.name}: {family.by}, the darker the better"), fontsize=9)
-    _save(figure, path)
+    save(figure, path)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a folder's name may have letters that the font has not
         figure.savefig(path, dpi=120)

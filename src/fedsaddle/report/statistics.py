@@ -114,15 +114,19 @@ def scale_of(metric: Metric, curves: Collection[Sequence[Place]]) -> str:
     return "log" if shown.over_decades else "linear"
 
 
-def area(points: Sequence[Evaluation], metric: str, budget: float) -> float:
-    """The mean of a metric over floats sent up, from none to the budget, along straight lines."""
+def area(points: Sequence[Evaluation], metric: str, budget: float, along: str = "floats_up") -> float:
+    """The mean of a metric over floats sent up, or `time_simulated`, from none to the budget.
+
+    Between evaluations it goes along straight lines.
+    """
     total = 0.0
     for a, b in pairwise(points):
-        width = min(b.floats_up, budget) - a.floats_up
+        begin, end = getattr(a, along), getattr(b, along)
+        width = min(end, budget) - begin
         if width > 0:
-            start, end = a.metrics[metric], b.metrics[metric]
-            end = start + (end - start) * width / (b.floats_up - a.floats_up)
-            total += width * (start + end) / 2
+            low, high = a.metrics[metric], b.metrics[metric]
+            high = low + (high - low) * width / (end - begin)
+            total += width * (low + high) / 2
     return total / budget
 
 

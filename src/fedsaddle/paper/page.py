@@ -1,0 +1,175 @@
+"""All exhibits and all claims as one page of Markdown, with the pictures beside it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from fedsaddle.paper.claims import CLAIMS, UNDECIDED, Claim, Ruling, rule_on
+from fedsaddle.paper.evidence import NOTHING_SPENT, Spent, spent_on
+from fedsaddle.paper.exhibits import EXHIBITS
+from fedsaddle.paper.hall import SETTINGS, Exhibit, Hall, number, table
+from fedsaddle.paper.trials import COHORTS, CONTESTS, Contest, data_of, missing
+from fedsaddle.runs import write_atomically
+
+
+class Judged(NamedTuple):
+    """A claim on one dataset, with one kind of settings, under one rule of cohorts."""
+
+    claim: Claim
+    data: str
+    settings: str
+    cohorts: str
+    ruling: Ruling  # by the paper's own measure
+    beside: str  # the verdict by the metric that is told beside it
+    floats: str  # by the whole way, at equal floats
+    time: str  # the same at equal simulated time
+    spent: Spent
+
+
+def judged(hall: Hall) -> list[Judged]:
+    """Every claim, wherever it is made. What was not run is undecided, and says so."""
+    found: list[Judged] = []
+    for contest in CONTESTS.values():
+        claims = [claim for claim in CLAIMS if contest.name in claim.contests]
+        for settings, cohorts in product(SETTINGS, contest.cohorts) if claims else ():
+            found += _judged(hall, claims, contest, settings, cohorts)
+    found = [one for one in found if one.cohorts == COHORTS[0] or one.claim.on_cohorts]
+    order = {id(claim): place for place, claim in enumerate(CLAIMS)}
+    return sorted(found, key=lambda one: order[id(one.claim)])
+
+
+def _judged(hall: Hall, claims: list[Claim], contest: Contest, settings: str, cohorts: str) -> list[Judged]:
+    evidence, data = hall.evidence(contest.name, cohorts, settings), data_of(contest, hall.form)
+    if evidence is None:
+        why = missing(contest, hall.form) or "not run yet"
+        empty = Ruling(UNDECIDED, why)
+        return [Judged(claim, data, settings, cohorts, empty, "", "", "", NOTHING_SPENT) for claim in claims]
+    first, beside = contest.metrics
+    columns = [
+        rule_on(claims, evidence, metric, measure)
+        for metric, measure in (
+            (first, contest.measure),
+            (beside, "final"),
+            (first, "floats"),
+            (first, "time"),
+        )
+    ]
+    return [
+        Judged(claim, data, settings, cohorts, main, a.verdict, b.verdict, c.verdict, evidence.spent)
+        for claim, main, a, b, c in zip(claims, *columns, strict=True)
+    ]
+
+
+def tally(rows: Sequence[Judged]) -> str:
+    counts = Counter(one.ruling.verdict for one in rows)
+    return ", ".join(f"{counts[word]} {word}" for word in ("confirmed", "contradicted", "undecided"))
+
+
+def write_page(hall: Hall, path: Path, command: str) -> str:
+    """Write the page and its pictures. To what became of the claims, in a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = judged(hall)
+    write_atomically(path, "\n".join(_page(hall, rows, command)).encode())
+    return tally(rows)
+
+
+def whole_cost(hall: Hall) -> Spent:
+    """Of all trials that have come to their end."""
+    found = NOTHING_SPENT
+    for name in hall.trials:
+        if run := hall.run(name):
+            found += spent_on(run)
+    return found
+
+
+IN_LITTLE = """# The paper in little: how its page looks, not what it says
+
+**Everything below is on scikit-learn's digits, with small networks, few rounds, few seeds and few settings.**
+It shows that every exhibit is made and every claim is judged. About the paper's data it says nothing.
+"""
+WHOLE = "# The paper, figure by figure and claim by claim\n"
+DONE = """Each algorithm tried {budget} settings with {tuning} seeds, chosen by rows that neither
+clients nor the test have; a setting that lost a seed comes after all that lost none. The winners, and the
+published settings, then ran with {seeds} fresh seeds. docs/reproduce.md says how it is
+done and judged.
+"""
+JUDGED = """The verdict is by the paper's own measure: at the end, on test rows; of GANs, the best on the way.
+An effect above 0 is the way the paper says, in units of the metric, over pairs of the same seed: their mean,
+or their median where one of the two lost seeds. Then the verdicts by another metric (training rows; of GANs, the
+Frechet distance), and by the mean on the way at equal floats and at equal simulated time, where two phases
+cost two latencies. All tests of one table are corrected together (Holm).
+"""
+CLAIM = ("claim", "where", "data", "settings", "cohorts")
+OF_A_CLAIM = ("verdict", "effect", "95 %", "decided by", "seeds", "beside", "equal floats", "equal time")
+
+
+def _page(hall: Hall, rows: Sequence[Judged], command: str) -> Iterator[str]:
+    cost, form = whole_cost(hall), hall.form
+    yield IN_LITTLE if form.stand_in else WHOLE
+    yield f"Measured at commit {_joined(cost.commits)} by:"
+    yield ""
+    yield f"    {command}"
+    yield ""
+    ready = sum(hall.finished(name) for name in hall.trials)
+    yield f"{ready} of {len(hall.trials)} trials have come to their end, after {_duration(cost.seconds)} of"
+    yield f"computing on {_joined(cost.devices)}."
+    yield DONE.format(budget=_sizes(form.budget), tuning=form.tuning_seeds, seeds=_sizes(form.seeds))
+    yield "## What the paper says, and what came out"
+    yield ""
+    yield f"{tally(rows)}."
+    yield ""
+    yield JUDGED
+    yield from table([*CLAIM, *OF_A_CLAIM, "commit", "seconds"], _claims(rows))
+    for exhibit in EXHIBITS.values():
+        yield from _exhibit(exhibit, hall)
+
+
+def _sizes(by_kind: Mapping[str, int]) -> str:
+    """24 (auc), 20 (robust), 9 (gan)"""
+    return ", ".join(f"{count} ({kind})" for kind, count in by_kind.items())
+
+
+def _claims(rows: Sequence[Judged]) -> list[list[object]]:
+    cells: list[list[object]] = []
+    for one in rows:
+        ruling = one.ruling
+        effect = "" if math.isnan(ruling.effect) else f"{ruling.effect:+.3g} ({ruling.by})"
+        bounded = all(map(math.isfinite, ruling.interval))
+        within = f"{number(ruling.interval.low)} to {number(ruling.interval.high)}" if bounded else ""
+        cells.append(
+            [
+                *(one.claim.says, one.claim.where, one.data, one.settings, one.cohorts),
+                *(f"**{ruling.verdict}**", effect, within, ruling.told, ruling.seeds or ""),
+                *(one.beside, one.floats, one.time),
+                *(_joined(one.spent.commits) if one.spent.seconds else "", f"{one.spent.seconds:.0f}"),
+            ]
+        )
+    return cells
+
+
+def _exhibit(exhibit: Exhibit, hall: Hall) -> Iterator[str]:
+    yield f"## {exhibit.title}"
+    yield ""
+    yield f"The paper: {exhibit.says}"
+    yield ""
+    needed, cost = exhibit.needed(hall.trials), exhibit.spent(hall)
+    ready = sum(hall.finished(trial.name) for trial in needed)
+    if needed:
+        where = f" on {_joined(cost.devices)} at {_joined(cost.commits)}" if ready else ""
+        many = f"{ready} of {len(needed)} trials, {_duration(cost.seconds)}{where}"
+        yield f"Made by `fedsaddle reproduce {exhibit.name}`: {many}."
+        yield ""
+    yield from exhibit.body(exhibit, hall)
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " and ".join(words) or "unknown"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.1f} minutes"
