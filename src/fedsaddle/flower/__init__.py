@@ -3,6 +3,8 @@
     wire        what a message looks like: flat floats as bytes and a header, checked before it is read
     client      the ClientApp: one client's answer, by the code the simulator uses
     server      the ServerApp: real arrivals, the same Quorum, the same aggregation
+    playing     one lane's round on those arrivals
+    usual       how large updates are, and which are none of the run's
     grid        its end of the wire: an answer is handed out once all of it is there
     link        the SuperLink, of which only the fleet's paths are reachable from outside
     node        one device: its connection to the server

@@ -10,28 +10,26 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from fedsaddle.checks import bounds
-from fedsaddle.core import Message, Pair, Remembers
-from fedsaddle.engine.gather import NOBODY
-from fedsaddle.engine.phase import exchange, send
-from fedsaddle.engine.round import play, which
-from fedsaddle.engine.study import Event, Executor, Lanes, Lost, Meeting, PhaseInputs, PhaseResult, Study
-from fedsaddle.engine.visits import Answer, Extent, Task, Visits
+from fedsaddle.core import Message, Remembers
+from fedsaddle.engine.round import which
+from fedsaddle.engine.study import Event, Lanes, Study
 from fedsaddle.errors import MOST, BadInput
 from fedsaddle.fleet import Quorum, Verdict, invite
 from fedsaddle.flower._flwr import Context, Grid, ServerApp
 from fedsaddle.flower._flwr import Message as Envelope
 from fedsaddle.flower.client import LaneOnDevice
+from fedsaddle.flower.playing import Deployed, Heard
 from fedsaddle.flower.roll import POLL, ROLL_CALL, Owed, Roll
+from fedsaddle.flower.usual import Measure, Usual
 from fedsaddle.flower.waiting import Wait
 from fedsaddle.flower.wire import (
     COUNT,
@@ -45,47 +43,12 @@ from fedsaddle.flower.wire import (
     integer,
     pack,
 )
-from fedsaddle.history import Gathering, Told
+from fedsaddle.history import Told
 from fedsaddle.problem import Counts, Facts, Held
 from fedsaddle.runs import HISTORY, Plan, read_checkpoint, verified, write_atomically
 
 STRIKES = 3  # refused answers after which a client is no longer invited, if the experiment does not say
 NODE_PATIENCE = 60.0  # seconds to wait for all nodes in the beginning; later for enough, without a deadline
-
-
-@dataclass
-class Deployed(Executor):
-    """One lane's answers, which come from devices: who arrives, and in place of what would be computed."""
-
-    deployment: Deployment
-    study: Study
-    lane: int
-    answers: dict[int, Message] = field(default_factory=dict)  # of the present phase, by client
-
-    def play(self, lanes: Lanes, round: int, told: list[Told]) -> tuple[Lanes, list[Event]]:
-        """The lane's round. Its answers are checked as they arrive, and not again."""
-        only = replace(lanes, alive=[other == self.lane for other in range(len(lanes.alive))])
-        return play(replace(self.study, executor=self, checks=None), only, round, told, self)
-
-    def known(
-        self, study: Study, round: int, clock: list[float], strikes: Sequence[Counter[int]], refused: object
-    ) -> list[Meeting]:
-        return []
-
-    def wait(
-        self, study: Study, lanes: Lanes, round: int, number: int, server: Any, playing: list[bool]
-    ) -> Meeting:
-        lane, down = self.lane, _of_lane(send(study, server, number), self.lane)
-        t = lanes.completed[lane]
-        end, self.answers = self.deployment.gather(self.study, lane, round, number, t, down)
-        return [end if other == lane else NOBODY for other in range(len(study.seeds))]
-
-    def run(self, study: Study, number: int, extent: Extent, inputs: PhaseInputs) -> PhaseResult | Lost:
-        def answered(task: Task, extent: Extent, visits: Visits) -> Answer:
-            order = [self.answers[client] for client in visits.client.tolist()]
-            return Answer(tree_map(lambda *own: torch.stack(own).to(study.device), *order))
-
-        return exchange(study, number, extent, inputs, answered)
 
 
 @dataclass
@@ -99,6 +62,8 @@ class Deployment:
     _like: dict[str, list[Message]] = field(default_factory=dict)
     facts: Facts = field(default_factory=dict)  # what was added up from all devices' counts
     folder: Path | None = None  # where they are kept
+    usual: Usual = field(default_factory=Usual)  # how large updates are
+    moved: dict[tuple[str, int], float] = field(default_factory=dict)  # how far a round has moved each lane
     _begun: bool = False
 
     def recall(self, folder: Path, pardoned: int = 0) -> None:
@@ -107,10 +72,13 @@ class Deployment:
         After the first so many entries a person has resumed it, who may have put right what was refused: from
         there on everybody is invited at least once more.
         """
+        self.usual = Usual(self.folder and self.folder / "usual.json")
+        if not self.usual.recall():
+            self.roll.say(f"{self.usual.path} is damaged; how large updates are is learnt anew")
         users: list[int] = []
         most = min(map(most_strikes, self.plan.studies.values()))
         for number, entry in enumerate(entries(folder), 1):
-            self.roll.refusals.update(map(int, entry["refused"]))
+            self.roll.judged(map(int, entry["refused"]), entry["used"])
             if number == pardoned:
                 self.roll.pardon(most)
             users = entry["used"] if entry["phase"] == 0 else [*users, *entry["used"]]
@@ -121,6 +89,10 @@ class Deployment:
     def _keep(self, name: str, seed: int, clients: list[int], round: int) -> None:
         """Note the round whose memory counts, for clients that took part in it."""
         self.kept |= {(name, seed, client): round for client in clients}
+
+    def _kept_by(self, name: str, seed: int, client: int) -> int:
+        """The round whose memory counts; -1 for none."""
+        return self.kept.get((name, seed, client), -1)
 
     # --- one round -----------------------------------------------------------------------------------
 
@@ -135,7 +107,11 @@ class Deployment:
         after, events = lanes, list[Event]()
         for lane in which(lanes.alive):
             told: list[Told] = []
-            played, more = Deployed(self, study, lane).play(after, round, told)
+            own = Deployed(study, lane, self.gather, self._strike, self.moved)
+            played, more = own.play(after, round, told)
+            own.learn()
+            for one in told:
+                self.roll.judged((), one.gathering.used)
             alive = [on and (other != lane or played.alive[lane]) for other, on in enumerate(after.alive)]
             if played.completed[lane] > after.completed[lane] and isinstance(study.algorithm, Remembers):
                 users = [client for one in told for client in one.gathering.used]
@@ -143,14 +119,16 @@ class Deployment:
             after, events = replace(played, alive=alive), events + more
             if history is not None:
                 history += told
+        self.usual.save()
         return after, events
+
+    def _strike(self, study: Study, client: int, why: str) -> None:
+        self.roll.strike(client, why, most_strikes(study))
 
     # --- one phase of one lane -----------------------------------------------------------------------
 
-    def gather(
-        self, study: Study, lane: int, round: int, number: int, t: int, down: Message
-    ) -> tuple[Gathering, dict[int, Message]]:
-        """Invite, and wait as the quorum says. Also the good answers, by client."""
+    def gather(self, study: Study, lane: int, round: int, number: int, t: int, down: Message) -> Heard:
+        """Invite, and wait as the quorum says."""
         name, seed = study.names[lane], study.seeds[lane]
         header: Header = {
             "run": self.run,
@@ -166,6 +144,8 @@ class Deployment:
         order = self._order(study, seed, round, number)
         most = most_strikes(study)
         self._wait_for_nodes(study.quorum, order, self.roll.barred(most))
+        kept = partial(self._kept_by, name, seed)
+        measure = Measure(self.usual, f"{name} {seed} {number}", down, lambda client: kept(client) < 0)
         wait = Wait(
             self.roll,
             study.quorum,
@@ -174,13 +154,14 @@ class Deployment:
             round,
             number,
             header,
-            lambda client: self.kept.get((name, seed, client), -1),
+            kept,
             down,
             self._likes(study)[number],
             limits,
             most,
+            measure,
         )
-        return wait.end(order), wait.good
+        return Heard(wait.end(order), wait.good, measure)
 
     def _order(self, study: Study, seed: int, round: int, number: int) -> list[int]:
         """All clients, in the order in which they are invited: it begins as the simulator's cohort does."""
@@ -327,10 +308,6 @@ def entries(folder: Path) -> list[dict[str, Any]]:
 def most_strikes(study: Study) -> int:
     """Refused answers after which a client is no longer invited."""
     return STRIKES if study.checks is None or study.checks.strikes is None else study.checks.strikes
-
-
-def _of_lane(message: Message, lane: int) -> Message:
-    return {name: Pair(pair.x[lane], pair.y[lane]) for name, pair in message.items()}
 
 
 def server_app(work: Callable[[Grid], None]) -> ServerApp:

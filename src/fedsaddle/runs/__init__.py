@@ -45,7 +45,7 @@ are are put aside; each algorithm, in its turn, takes up its own and goes on fro
 from fedsaddle.runs.checkpoints import read_checkpoint, read_state, read_tensors
 from fedsaddle.runs.diary import read_clock, read_environment, refuse_constant
 from fedsaddle.runs.execution import execute
-from fedsaddle.runs.files import verified, write_atomically
+from fedsaddle.runs.files import sealed, unsealed, verified, write_atomically
 from fedsaddle.runs.folder import RunFolder
 from fedsaddle.runs.models import NOTE, StoredModel, read_model
 from fedsaddle.runs.plan import Interrupted, Plan, Watch
@@ -68,6 +68,8 @@ __all__ = [
     "read_state",
     "read_tensors",
     "refuse_constant",
+    "sealed",
+    "unsealed",
     "verified",
     "write_atomically",
 ]
