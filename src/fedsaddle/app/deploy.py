@@ -14,6 +14,7 @@ from fedsaddle.flower import deploy
 from fedsaddle.flower import keys as identities
 from fedsaddle.flower.client import Site
 from fedsaddle.flower.node import Address
+from fedsaddle.flower.policy import Policy
 from fedsaddle.flower.server import Deployment
 from fedsaddle.runs import Plan, RunFolder
 
@@ -64,6 +65,7 @@ class Device(NamedTuple):
     data: Path | None = None  # its own rows
     folder: Path | None = None  # where it keeps things; by default, beside its key
     poll: float = 3.0  # seconds between looks for a message
+    policy: Policy = Policy()  # what it lets a server ask
 
 
 def join(
@@ -82,7 +84,10 @@ def join(
         raise BadInput(f"--poll must be above 0, got {own.poll}")
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     kept = own.folder or key / "state"
-    site = Site(plan, number, kept) if own.data is None else Site.holding(plan, number, kept, str(own.data))
+    site = Site(plan, number, kept, own.policy)
+    if own.data is not None:
+        site = Site.holding(plan, number, kept, str(own.data), own.policy)
+    show.say(f"visits answered so far: {site.logbook.count}")
     show.say(f"client {number} of {there}, joining {place}")
     return deploy.join(site, Address(place, ca, private), own.poll)
 

@@ -185,7 +185,7 @@ def _compare(
             quarrels += _in_vain(data["traffic.csv"], study, stop, lane)
         assert study.history is not None
         told = len(study.history.lanes.get((name, seed), []))
-        if told > stop.round or (told == stop.round and not stop.lanes.alive[lane] and last < stop.round):
+        if told > stop.round:
             quarrels.append(f"the history goes on to round {told}, the replay ended in round {last}")
         end, here = ends[lane], z.to("cpu")
         far = [_difference(here.x, end.x), _difference(here.y, end.y)]

@@ -333,6 +333,11 @@ def join(
         Path | None, typer.Option(help="Where this device keeps things; by default, beside its key.")
     ] = None,
     poll: Poll = 3.0,
+    most_visits: Annotated[
+        int | None, typer.Option(help="Policy: answer at most so often, in all runs.")
+    ] = None,
+    least_batch: Annotated[int, typer.Option(help="Policy: the least rows of a minibatch.")] = 1,
+    least_rows: Annotated[int, typer.Option(help="Policy: the least rows of a full gradient.")] = 1,
     code: Code = None,
 ) -> None:
     """Take part in an experiment as one device."""
@@ -342,7 +347,8 @@ def join(
     from fedsaddle.cli.progress import Terminal
 
     own: Wanted = {"clients": clients, "settings": set_ or [], "code": code or []}
-    device = deploy.Device(client, data, folder, poll)
+    policy = deploy.Policy(most_visits, least_batch, least_rows)
+    device = deploy.Device(client, data, folder, poll, policy)
     raise typer.Exit(deploy.join(experiment, server, key, device, Terminal(out), **own))
 
 

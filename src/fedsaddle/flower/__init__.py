@@ -2,6 +2,7 @@
 
     wire        what a message looks like: flat floats as bytes and a header, checked before it is read
     client      the ClientApp: one client's answer, by the code the simulator uses
+    policy      what a device lets a server ask
     server      the ServerApp: real arrivals, the same Quorum, the same aggregation
     playing     one lane's round on those arrivals
     usual       how large updates are, and which are none of the run's

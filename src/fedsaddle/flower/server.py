@@ -45,7 +45,7 @@ from fedsaddle.flower.wire import (
 )
 from fedsaddle.history import Told
 from fedsaddle.problem import Counts, Facts, Held
-from fedsaddle.runs import HISTORY, Plan, read_checkpoint, verified, write_atomically
+from fedsaddle.runs import HISTORY, Plan, read_checkpoint, sealed, unsealed, verified, write_atomically
 
 STRIKES = 3  # refused answers after which a client is no longer invited, if the experiment does not say
 NODE_PATIENCE = 60.0  # seconds to wait for all nodes in the beginning; later for enough, without a deadline
@@ -190,7 +190,7 @@ class Deployment:
             return
         path = None if self.folder is None else self.folder / "facts.json"
         if path is not None and path.exists():
-            self.facts = json.loads(path.read_bytes())
+            self.facts = json.loads(unsealed(path))
         else:
             counts: dict[int, Counts] = {}
             while len(counts) < study.quorum.minimum:
@@ -199,7 +199,7 @@ class Deployment:
             self.facts = problem.facts(list(counts.values()))
             self.roll.say(f"{len(counts)} devices hold {sum(one['rows'] for one in counts.values())} rows")
             if path is not None:
-                write_atomically(path, json.dumps(self.facts).encode())
+                write_atomically(path, sealed(json.dumps(self.facts).encode()))
         problem.learn(self.facts)
 
     def _counts(self, problem: Held) -> dict[int, Counts]:
