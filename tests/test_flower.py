@@ -872,7 +872,7 @@ SERVE, JOIN = ["serve", "nine.toml", "--keys"], ["join", "nine.toml", "--server"
         (["local", "nine.toml", "--nodes", "0"], "clients must be at least 1"),
         (["keys", "keys", "--nodes", "0"], "nodes must be at least 1"),
         (["keys", ".", "--nodes", "1"], "something else"),
-        (["keys", "keys", "--host", "other.example.org"], "choose another folder"),
+        (["keys", "keys", "--host", "other.example.org"], "keys renew keys --host"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(nine, tmp_path, monkeypatch, capsys, words, why):

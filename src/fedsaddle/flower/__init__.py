@@ -8,9 +8,12 @@
     usual       how large updates are, and which are none of the run's
     grid        its end of the wire: an answer is handed out once all of it is there
     link        the SuperLink, of which only the fleet's paths are reachable from outside
+    store       the SuperLink's database, put aside if it is damaged
     node        one device: its connection to the server
     keys        certificates and node keys
     deploy      `serve`, `join` and `local`: who starts what
+    journal     what is said, with the time, and an audit log
+    metrics     how a deployment is, for monitoring
     supervise   processes that are started, watched and ended together
     _flwr       all that is imported from Flower
 

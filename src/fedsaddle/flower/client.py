@@ -24,13 +24,15 @@ from fedsaddle.core import Message, Pair
 from fedsaddle.engine.executors.loop import Loop
 from fedsaddle.engine.phase import calls_of, send, visits_of
 from fedsaddle.engine.study import CPU, Study, begin
-from fedsaddle.errors import MOST, BadInput
+from fedsaddle.errors import MOST, BadInput, printable
 from fedsaddle.flower._flwr import ClientApp, Context, RecordDict
 from fedsaddle.flower._flwr import Message as Envelope
+from fedsaddle.flower.journal import Journal
 from fedsaddle.flower.policy import Logbook, Policy, check_rows
 from fedsaddle.flower.wire import (
     COUNT,
     FACT,
+    HEADER,
     Header,
     Refused,
     agreement,
@@ -62,6 +64,11 @@ class Site:
     def logbook(self) -> Logbook:
         """What was answered so far: read anew each time, since a node that dies is forked again."""
         return Logbook.at(self.folder / "visits.json")
+
+    @property
+    def journal(self) -> Journal:
+        """Who asked for what, and what became of it."""
+        return Journal(self.folder / "audit.jsonl")
 
     @staticmethod
     def holding(plan: Plan, client: int, folder: Path, file: str, policy: Policy = ANYTHING) -> Site:
@@ -240,13 +247,25 @@ def enrol(site: Site, records: RecordDict) -> Header:
     return {**header, **{COUNT + key: count for key, count in study.problem.counts(site.client).items()}}
 
 
+def _asked(records: RecordDict) -> dict[str, str]:
+    """What a message says that it is for, whatever it holds."""
+    header: Any = records.config_records.get(HEADER, {})
+    names = ("run", "algorithm", "seed", "round", "phase")
+    return {name: printable(str(header.get(name)))[:80] for name in names}
+
+
 def client_app(site: Site) -> ClientApp:
     """Flower's ClientApp for a device."""
     app = ClientApp()
 
     @app.train("visit")  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: Envelope, context: Context) -> Envelope:
-        header, up = visit(site, message.content)
+        try:
+            header, up = visit(site, message.content)
+        except Exception as error:
+            site.journal.note("refused", why=f"{error}"[:400], **_asked(message.content))
+            raise
+        site.journal.note("answered", **_asked(message.content))
         return Envelope(pack(header, up), reply_to=message)
 
     @app.query("here")  # type: ignore[untyped-decorator, unused-ignore]

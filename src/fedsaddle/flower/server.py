@@ -27,6 +27,7 @@ from fedsaddle.fleet import Quorum, Verdict, invite
 from fedsaddle.flower._flwr import Context, Grid, ServerApp
 from fedsaddle.flower._flwr import Message as Envelope
 from fedsaddle.flower.client import LaneOnDevice
+from fedsaddle.flower.journal import Journal
 from fedsaddle.flower.playing import Deployed, Heard
 from fedsaddle.flower.roll import POLL, ROLL_CALL, Owed, Roll
 from fedsaddle.flower.usual import Measure, Usual
@@ -43,7 +44,7 @@ from fedsaddle.flower.wire import (
     integer,
     pack,
 )
-from fedsaddle.history import Told
+from fedsaddle.history import Told, line
 from fedsaddle.problem import Counts, Facts, Held
 from fedsaddle.runs import HISTORY, Plan, read_checkpoint, sealed, unsealed, verified, write_atomically
 
@@ -62,6 +63,7 @@ class Deployment:
     _like: dict[str, list[Message]] = field(default_factory=dict)
     facts: Facts = field(default_factory=dict)  # what was added up from all devices' counts
     folder: Path | None = None  # where they are kept
+    journal: Journal | None = None  # of every phase
     usual: Usual = field(default_factory=Usual)  # how large updates are
     moved: dict[tuple[str, int], float] = field(default_factory=dict)  # how far a round has moved each lane
     _begun: bool = False
@@ -112,6 +114,9 @@ class Deployment:
             own.learn()
             for one in told:
                 self.roll.judged((), one.gathering.used)
+                self.roll.status.count(one)
+                if self.journal is not None:
+                    self.journal.note("phase", **json.loads(line(one)))
             alive = [on and (other != lane or played.alive[lane]) for other, on in enumerate(after.alive)]
             if played.completed[lane] > after.completed[lane] and isinstance(study.algorithm, Remembers):
                 users = [client for one in told for client in one.gathering.used]
@@ -302,7 +307,7 @@ def entries(folder: Path) -> list[dict[str, Any]]:
         return []
     table = read_checkpoint(folder)["tables"].get(HISTORY)
     data = verified(folder / HISTORY, table["sha256"], table["length"]) if table else b""
-    return [json.loads(line) for line in data.decode().splitlines()]
+    return [json.loads(entry) for entry in data.decode().splitlines()]
 
 
 def most_strikes(study: Study) -> int:
