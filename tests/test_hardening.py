@@ -1,29 +1,62 @@
 """A deployment that one device, one file, one full disk or one forgotten date cannot stop."""
 
+import errno
+import gzip
 import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("flwr")
 
+import httpx
+
+from fedsaddle import report, scratch
+from fedsaddle.app import deploy as app
 from fedsaddle.app.replay import replay_run
+from fedsaddle.border import files
 from fedsaddle.core import Pair
+from fedsaddle.data import downloads
 from fedsaddle.errors import BadInput
-from fedsaddle.flower import client, policy, roll, server, usual, waiting, wire
+from fedsaddle.flower import (
+    client,
+    deploy,
+    journal,
+    keys,
+    policy,
+    roll,
+    server,
+    store,
+    usual,
+    waiting,
+    wire,
+)
 from fedsaddle.flower.client import Memory, Site, client_app, visit
 from fedsaddle.flower.policy import Logbook, Policy
 from test_flower import (  # noqa: F401  (fixtures)
+    FEDSADDLE,
     NINE,
     OWN,
+    ROOT,
     Clients,
+    Fleet,
     assert_replays,
     deployed,
+    experiment,
     nine,
+    only,
     own,
     plan_of,
     quick,
     told,
+    wait_for,
 )
 
 
@@ -291,3 +324,253 @@ def test_what_a_policy_refuses_is_said_on_both_sides(nine, tmp_path):  # noqa: F
         "client 2 is refused" in line and "policy: this device has answered 2" in line for line in said
     )
     assert_replays(tmp_path / "real")
+
+
+# --- keys --------------------------------------------------------------------------------------------------
+
+
+def aged(folder, days):
+    """Keys whose certificates end in so many days."""
+    keys.make(folder, 2)
+    root = keys.serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    keys._serving(root, folder / "server", [keys._name("fl.example.org")], days)
+
+
+def test_a_certificate_that_ends_soon_is_spoken_of_and_one_that_has_is_refused(tmp_path):
+    aged(tmp_path / "keys", 400)
+    assert keys.ending(tmp_path / "keys" / "server") == []
+    aged(tmp_path / "soon", 12)
+    (told,) = keys.ending(tmp_path / "soon" / "server")
+    assert f"in 11 days: fedsaddle keys renew {tmp_path / 'soon'}" in told
+    aged(tmp_path / "over", 0)
+    with pytest.raises(BadInput, match=r"server.crt ended on .* fedsaddle keys renew"):
+        keys.ending(tmp_path / "over" / "server")
+    assert not keys.renew(tmp_path / "over")
+    assert keys.ending(tmp_path / "over" / "server") == []
+    assert "hosts  fl.example.org" in keys.held(tmp_path / "over")  # the names it had
+
+
+def test_devices_know_a_renewed_server_by_the_ca_they_have(tmp_path):
+    keys.make(tmp_path / "keys", 1)
+    before = (tmp_path / "keys" / "node-0" / "ca.crt").read_bytes()
+    assert not keys.renew(tmp_path / "keys", ["fl.example.org"])
+    assert (tmp_path / "keys" / "node-0" / "ca.crt").read_bytes() == before
+    ca = keys.certificate_at(tmp_path / "keys" / "node-0" / "ca.crt")
+    keys.certificate_at(tmp_path / "keys" / "server" / "server.crt").verify_directly_issued_by(ca)
+    assert keys.renew(tmp_path / "keys", days=keys.DAYS)  # longer than the CA's: that is renewed too
+    assert (tmp_path / "keys" / "node-0" / "ca.crt").read_bytes() != before
+    (tmp_path / "keys" / "ca.key").unlink()
+    with pytest.raises(BadInput, match="renew where it is kept"):
+        keys.renew(tmp_path / "keys")
+
+
+def test_who_is_revoked_may_not_join_and_gets_another_key(tmp_path):
+    keys.make(tmp_path / "keys", 2)
+    before = keys.node_keys(tmp_path / "keys" / "server")
+    keys.revoke(tmp_path / "keys", 1)
+    assert list(keys.node_keys(tmp_path / "keys" / "server")) == [0]
+    assert not (tmp_path / "keys" / "node-1").exists()
+    keys.make(tmp_path / "keys", 2)
+    after = keys.node_keys(tmp_path / "keys" / "server")
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+    with pytest.raises(BadInput, match="no such client"):
+        keys.revoke(tmp_path / "keys" / "server", 7)
+
+
+def test_private_keys_that_others_can_read_are_refused(tmp_path):
+    keys.make(tmp_path / "keys", 1)
+    for path, read in (
+        (tmp_path / "keys" / "server" / "server.key", keys.server_files),
+        (tmp_path / "keys" / "node-0" / "key", keys.node_key),
+    ):
+        read(path.parent)
+        path.chmod(0o644)
+        with pytest.raises(BadInput, match=f"chmod 600 {path}"):
+            read(path.parent)
+
+
+# --- what comes from strangers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ".".join(["a"] * 50_000) + " = 1",
+        "[" + " . ".join(["'a b'"] * 500) + "]",
+        'x = {"a"' + '."a"' * 100 + " = 1}",
+        "# " + "x" * files.LARGEST,
+    ],
+)
+def test_a_large_or_deep_toml_is_refused_before_it_is_read(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(files.tomllib, "loads", lambda text: pytest.fail("it was read"))
+    path = tmp_path / "deep.toml"
+    path.write_text(text)
+    with pytest.raises(BadInput, match="more than"):
+        files.read_tables(str(path))
+
+
+def test_a_toml_of_ordinary_keys_is_read(tmp_path):
+    path = tmp_path / "fine.toml"
+    path.write_text('a.b."c.d" = [0.1, 0.2, 0.3]\n[x.y]\nz = "' + "1.2." * 20 + '"\n' + "# " + "w" * 10**6)
+    assert files.read_tables(str(path))[0]["a"]["b"]["c.d"] == [0.1, 0.2, 0.3]
+
+
+def test_downloads_are_bounded_as_they_come_and_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(downloads, "LARGEST", 1000)
+    (tmp_path / "much").write_bytes(b"0" * 1001)
+    with pytest.raises(downloads.Unfit, match="more than 1000 bytes"):
+        downloads.download((tmp_path / "much").as_uri(), tmp_path / "here", lambda *_: None)
+    assert not list(tmp_path.glob("here*"))
+    packed = gzip.compress(b"0" * 1001)
+    assert len(packed) < 100
+    with pytest.raises(ValueError, match="more than 1000 bytes"):
+        downloads._plain(packed, "rows.gz")
+    assert downloads._plain(gzip.compress(b"0" * 1000), "rows.gz") == b"0" * 1000
+
+
+def test_no_cell_of_a_report_is_a_formula():
+    rows = report._csv([["=HYPERLINK(1)", "@x", "+1", -1.5, "cdma-ada", ""]])
+    assert rows == b"'=HYPERLINK(1),'@x,'+1,-1.5,cdma-ada,\n"
+
+
+# --- what a process leaves ---------------------------------------------------------------------------------
+
+
+def test_temporary_folders_of_a_killed_process_are_removed_by_the_next(tmp_path):
+    program = (
+        "import os, signal, sys\nfrom fedsaddle import scratch\n"
+        "print(scratch.make('fs-', sys.argv[1]), flush=True)\nsys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT.parent / "src")}
+    one = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    left = Path(one.stdout.readline().strip())
+    stranger = tmp_path / "fs-strangers"
+    stranger.mkdir()
+    mine = scratch.make("fs-", str(tmp_path))
+    assert left.exists()  # its process lives
+    one.kill()
+    one.communicate()
+    scratch.remove(mine)
+    again = scratch.make("fs-", str(tmp_path))
+    assert sorted(tmp_path.iterdir()) == sorted([again, stranger])
+    scratch.remove(again)
+
+
+def test_a_damaged_database_is_put_aside(tmp_path):
+    said, path = [], tmp_path / "link.db"
+    store.check_database(path, said.append)
+    with sqlite3.connect(path) as database:
+        database.execute("create table a (b)")
+    store.check_database(path, said.append)
+    assert said == []
+    path.write_bytes(b"garbage" * 1000)
+    store.check_database(path, said.append)
+    assert "is damaged" in said[0]
+    assert not path.exists()
+    assert path.with_name("link.db.damaged").exists()
+
+
+def test_a_journal_is_private_dated_and_bounded(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(journal, "LONGEST", 200)
+    log = journal.Journal(tmp_path / "audit.jsonl")
+    for number in range(20):
+        log.say(f"line {number}")
+    assert log.path.stat().st_mode & 0o777 == 0o600
+    assert log.path.stat().st_size + log.path.with_name("audit.jsonl.1").stat().st_size < 1000
+    assert json.loads(log.path.read_text().splitlines()[-1])["line"] == "line 19"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ line 19", capsys.readouterr().err.splitlines()[-1])
+
+
+def test_a_device_writes_down_what_it_was_asked(nine, tmp_path):  # noqa: F811
+    plan = plan_of(nine, FOUR, algorithms=["cdma-nc"], rounds=3)
+    grid = Clients(plan, tmp_path / "nodes")
+    grid.apps[2] = client_app(Site(plan, 2, tmp_path / "nodes" / "2", Policy(visits=2)))
+    deployed(plan, grid, tmp_path / "real")
+    lines = [json.loads(one) for one in (tmp_path / "nodes" / "2" / "audit.jsonl").read_text().splitlines()]
+    assert [(line["event"], line["round"]) for line in lines] == [
+        ("answered", "0"),
+        ("answered", "1"),
+        ("refused", "2"),
+    ]
+    assert "may no more" in lines[2]["why"]
+
+
+# --- real processes ----------------------------------------------------------------------------------------
+
+
+def serving(fleet, *more):
+    """Start the server of a fleet again."""
+    place = ["--keys", fleet.keys / "server", "--listen", f"127.0.0.1:{fleet.port}", "--out", fleet.run]
+    command = [*FEDSADDLE, "serve", fleet.experiment, *place, "--resume", *more]
+    fleet.serve = fleet.start("server", command)
+
+
+def test_a_liar_garbage_in_the_database_and_monitoring(tmp_path):
+    """One deployment: a finite answer of 1e300, a server killed, its database spoilt; then all is well."""
+    path = experiment(tmp_path, only(NINE, "cdma-nc"), rounds=6, invite="4\nminimum = 2", deadline="20.0")
+    with Fleet(tmp_path, path) as fleet:
+        fleet.join(0, {f"{n}.0": "far" for n in range(6)})
+        fleet.join(1, {"3.0": "mark:3"})
+        fleet.join(2)
+        fleet.join(3)
+        wait_for(fleet.mark(1).exists, 300, [fleet.serve])
+        fleet.serve.kill()
+        below = fleet.serve.wait(20)
+        assert below == -9
+        database = fleet.run / "deployment" / "link.db"
+        time.sleep(1.0)
+        database.write_bytes(b"garbage" * 1000)
+        port = deploy.free_port()
+        serving(fleet, "--metrics-port", str(port))
+        seen = {}
+
+        def look():
+            try:
+                seen["page"] = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=2).text
+                seen["health"] = httpx.get(f"http://127.0.0.1:{port}/health", timeout=2).status_code
+                seen["else"] = httpx.get(f"http://127.0.0.1:{port}/other", timeout=2).status_code
+            except httpx.HTTPError:
+                return False
+            return "fedsaddle_answers_total" in seen["page"]
+
+        wait_for(look, 200, [fleet.serve])
+        assert "fedsaddle_up 1" in seen["page"]
+        assert "fedsaddle_nodes_registered 4" in seen["page"]
+        assert 'fedsaddle_certificate_ends_seconds{file="server.crt"}' in seen["page"]
+        assert (seen["health"], seen["else"]) == (200, 404)
+        fleet.wait(300)
+        lines = told(fleet.run)
+        assert sum("times the median" in line["refused"].get("0", "") for line in lines) >= 1
+        assert all(0 not in line["used"] for line in lines)
+        assert "is damaged" in fleet.log("server")
+        assert "Traceback" not in fleet.log("server")
+        audit = (fleet.run / "deployment" / "audit.jsonl").read_text()
+        assert {json.loads(line)["event"] for line in audit.splitlines()} >= {
+            "started",
+            "said",
+            "phase",
+            "ended",
+        }
+        assert_replays(fleet.run)
+
+
+def test_a_full_disk_is_one_line_and_a_pause(nine, tmp_path, monkeypatch, capsys):  # noqa: F811
+    """The server says so, waits, and is started again; nothing is counted against it."""
+    monkeypatch.setattr(app, "FULL", 0.2)
+    plan = plan_of(nine)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "run/checkpoint.json")
+
+    monkeypatch.setattr(app, "carry_out", full)
+    asked = app._server(plan, tmp_path, tmp_path, ("127.0.0.1", 1), app.PLAINLY)
+    nodes = roll.Roll(None, {}, lambda: False, [].append)
+    began = time.monotonic()
+    assert asked.work(server.Deployment(nodes, plan, "0" * 32), True) == deploy.WAITED
+    assert time.monotonic() - began >= 0.2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(
+        "No space left on device (run/checkpoint.json); trying again in 0.2 s, from the last checkpoint"
+    )

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-LARGEST = 1 << 32  # bytes of a file, as it comes and unpacked: nothing is known of it until it is hashed
+LARGEST = 1 << 30  # bytes of a file, as it comes and unpacked: nothing is known of it until it is hashed
 
 Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all (0 if nobody says)
 Opened = Callable[[Path], dict[str, bytes]]  # an archive -> the dataset's files in it
