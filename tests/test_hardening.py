@@ -574,3 +574,63 @@ def test_a_full_disk_is_one_line_and_a_pause(nine, tmp_path, monkeypatch, capsys
     assert line.endswith(
         "No space left on device (run/checkpoint.json); trying again in 0.2 s, from the last checkpoint"
     )
+
+
+STRICT = """
+mount --make-rprivate /
+mount --bind {state} {state}
+mount -o remount,bind,ro /
+! touch {tmp}/anything 2>/dev/null
+cd {state}
+{join} --key {keys}/node-0; test $? = 2
+{join} --key {keys}/node-0 --folder {state}/node-0 & one=$!
+{join} --key {keys}/node-1 --folder {state}/node-1 & two=$!
+{serve} --keys {keys}/server --out runs/study --resume
+kill $one $two
+wait
+"""
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
+    reason="no mount namespaces for this user",
+)
+def test_the_units_folders_are_all_that_must_be_writable(tmp_path):
+    """As under ProtectSystem=strict: all is read-only but one folder."""
+    state, port = tmp_path / "state", deploy.free_port()
+    (state / "tmp").mkdir(parents=True)
+    keys.make(tmp_path / "keys", 2)
+    text = only(NINE, "cdma-nc")
+    path = experiment(tmp_path, text, rounds=1, clients=2, invite=2)
+    program = f"{sys.executable} -m fedsaddle"
+    script = STRICT.format(
+        state=state,
+        tmp=tmp_path,
+        keys=tmp_path / "keys",
+        join=f"{program} join {path} --server 127.0.0.1:{port} --poll 0.3",
+        serve=f"{program} serve {path} --listen 127.0.0.1:{port}",
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT.parent / "src"), "TMPDIR": str(state / "tmp")}
+    env |= {"PYTHONDONTWRITEBYTECODE": "1", "MPLCONFIGDIR": str(state / "tmp"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["unshare", "-rm", "bash", "-ec", script], capture_output=True, text=True, timeout=300, env=env
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Read-only file system; choose another place with --folder" in done.stderr
+    assert (state / "runs" / "study" / "report.html").exists()
+    assert not (state / "tmp" / "fedsaddle").exists()
+
+
+def test_the_units_of_the_document_fit_each_other(tmp_path):
+    """What a unit writes is below the folder that it may write to."""
+    text = (ROOT.parent / "docs" / "deploy.md").read_text()
+    units = re.findall(r"```ini\n(.*?)```", text, re.S)
+    assert len(units) == 2
+    for unit in units:
+        values = dict(re.findall(r"^(\w+)=(.*)$", unit, re.M))
+        assert (values["ProtectSystem"], values["StateDirectory"]) == ("strict", "fedsaddle")
+        assert values["SuccessExitStatus"] == "130"
+        words = values["ExecStart"].split()
+        written = words[words.index("--out" if "serve" in words else "--folder") + 1]
+        assert (Path(values["WorkingDirectory"]) / written).is_relative_to("/var/lib/fedsaddle")
+        assert "2" in values["RestartPreventExitStatus"].split()
