@@ -52,11 +52,12 @@ class Faulty:
         if self.fault == "sleep":
             time.sleep(float(seconds))
         reply = self.app(message, context)
-        if self.fault in ("nan", "shape", "huge"):
+        if self.fault in ("nan", "shape", "huge", "far"):
             up = self._answer(reply)
             name, own = next(iter(up.items()))
             x = {
                 "nan": torch.full_like(own.x, torch.nan),
+                "far": torch.full_like(own.x, 1e300),  # finite
                 "shape": torch.ones(2, dtype=own.x.dtype),
                 "huge": torch.ones(12_500_000, dtype=torch.float64),  # 100 MB
             }[self.fault]

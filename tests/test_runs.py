@@ -238,9 +238,9 @@ DAMAGE = {
     "checkpoint empty": lambda f: os.truncate(f / "checkpoint.json", 0),
     "checkpoint not ours": lambda f: (f / "checkpoint.json").write_text("[1, 2]"),
     "checkpoint edited": rewrite(lambda saved: saved["state"].update(round=3)),
-    "state flipped": lambda f: flip(next(f.glob("state-*")), 0.9),
-    "state cut": lambda f: os.truncate(next(f.glob("state-*")), 50),
-    "state gone": lambda f: next(f.glob("state-*")).unlink(),
+    "state flipped": lambda f: flip(last_state(f), 0.9),
+    "state cut": lambda f: os.truncate(last_state(f), 50),
+    "state gone": lambda f: last_state(f).unlink(),
     "experiment cut": lambda f: os.truncate(f / "experiment.json", 60),
     "experiment gone": lambda f: (f / "experiment.json").unlink(),
     "checkpoint too deep": lambda f: (f / "checkpoint.json").write_text("[" * 100_000),
@@ -255,6 +255,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_run_is_refused_and_left_alone(half, damage, monkeypatch, capsys):
+    (half / "checkpoint-before.json").unlink()  # else there is one to fall back to
     DAMAGE[damage](half)
     before = everything(half)
     assert fedsaddle(*ARGUMENTS, f"--out={half}", "--resume", monkeypatch=monkeypatch) == 2
@@ -263,6 +264,23 @@ def test_a_damaged_run_is_refused_and_left_alone(half, damage, monkeypatch, caps
     assert "damaged" in message
     assert "another --out" in message
     assert everything(half) == before
+
+
+def last_state(folder: Path) -> Path:
+    saved = json.loads((folder / "checkpoint.json").read_text())
+    return folder / saved["state"]["file"]
+
+
+@pytest.mark.parametrize("damage", ["checkpoint flipped", "checkpoint cut", "state flipped", "state gone"])
+def test_a_damaged_checkpoint_has_one_before_it(half, whole, damage, monkeypatch, capsys):
+    """And the run comes to the same bytes from there."""
+    assert len(list(half.glob("state-*"))) == 2
+    DAMAGE[damage](half)
+    assert fedsaddle(*ARGUMENTS, f"--out={half}", "--resume", monkeypatch=monkeypatch) == 0
+    assert "goes on from the checkpoint before the last" in capsys.readouterr().err
+    assert result(half) == result(whole)
+    assert not list(half.glob("state-*"))
+    assert not (half / "checkpoint-before.json").exists()
 
 
 @pytest.mark.parametrize(

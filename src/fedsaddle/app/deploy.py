@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
 from fedsaddle.app.run import PLAINLY, SILENT, Ran, Show, Way, carry_out, place
 from fedsaddle.border.build import Wanted, load
-from fedsaddle.errors import BadInput
+from fedsaddle.errors import BadInput, is_machines
 from fedsaddle.exits import BAD_INPUT
 from fedsaddle.flower import deploy
 from fedsaddle.flower import keys as identities
 from fedsaddle.flower.client import Site
+from fedsaddle.flower.journal import say
 from fedsaddle.flower.node import Address
+from fedsaddle.flower.policy import Policy
 from fedsaddle.flower.server import Deployment
 from fedsaddle.runs import Plan, RunFolder
 
+FULL = 30.0  # seconds before a server whose disk is full tries again
 
-def serve(experiment: str, keys: Path, listen: str, way: Way = PLAINLY, **wanted: Unpack[Wanted]) -> Ran:
-    """Run an experiment on the devices that join."""
+
+def serve(
+    experiment: str,
+    keys: Path,
+    listen: str,
+    way: Way = PLAINLY,
+    metrics_port: int | None = None,
+    **wanted: Unpack[Wanted],
+) -> Ran:
+    """Run an experiment on the devices that join. Monitoring finds how it is at the `metrics_port`."""
     asked: Wanted = {**wanted, "engine": "loop", "history": True}
     plan = load(experiment, devices=True, **asked)
     path = place(plan, way)
-    server = _server(plan, path, keys, deploy.parse_address(listen, "--listen"), way)
+    address = deploy.parse_address(listen, "--listen")
+    server = replace(_server(plan, path, keys, address, way), metrics=metrics_port)
     may_join = len(deploy.check_keys(server))
-    RunFolder(path, plan, way.resume).close()  # a folder that cannot be used is refused before all is started
+    _try_folder(plan, path, way)
     way.show.say(f"listening on {listen}; {may_join} devices may join")
     return Ran(path, deploy.serve(server))
 
@@ -36,10 +49,18 @@ def local(experiment: str, nodes: int, way: Way = PLAINLY, **wanted: Unpack[Want
     plan = load(experiment, **asked)
     path = place(plan, way)
     own = path / "deployment" / "keys"
-    RunFolder(path, plan, way.resume).close()
+    _try_folder(plan, path, way)
     identities.make(own, nodes)
     server = _server(plan, path, own / "server", ("127.0.0.1", deploy.free_port()), way)
     return Ran(path, deploy.local(server, list(range(nodes))))
+
+
+def _try_folder(plan: Plan, path: Path, way: Way) -> None:
+    """A folder that cannot be used is refused before all is started."""
+    folder = RunFolder(path, plan, way.resume)
+    if folder.fell_back:
+        way.show.say(f"note: {folder.fell_back}")
+    folder.close()
 
 
 def _server(plan: Plan, path: Path, keys: Path, address: tuple[str, int], way: Way) -> deploy.Serving:
@@ -51,6 +72,15 @@ def _server(plan: Plan, path: Path, keys: Path, address: tuple[str, int], way: W
         except BadInput as error:
             way.show.say(f"error: {error}")
             return BAD_INPUT
+        except OSError as error:
+            if not is_machines(error):
+                raise
+            where = f" ({error.filename})" if error.filename else ""
+            say(f"{error.strerror}{where}; trying again in {FULL:g} s, from the last checkpoint")
+            end = time.monotonic() + FULL
+            while time.monotonic() < end and not deployment.roll.asked():
+                time.sleep(0.1)
+            return deploy.WAITED
 
     return deploy.Serving(plan, path, keys, address, work, way.asked)
 
@@ -61,6 +91,7 @@ class Device(NamedTuple):
     client: int | None = None  # by default, as its keys' folder says
     data: Path | None = None  # its own rows
     folder: Path | None = None  # where it keeps things; by default, beside its key
+    policy: Policy = Policy()  # what it lets a server ask
 
 
 def join(
@@ -77,7 +108,14 @@ def join(
         raise BadInput(f"--client must be from 0 to {there - 1} in this experiment, got {number}")
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     kept = own.folder or key / "state"
-    site = Site(plan, number, kept) if own.data is None else Site.holding(plan, number, kept, str(own.data))
+    try:
+        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot make {kept}: {error.strerror}; choose another place with --folder") from None
+    site = Site(plan, number, kept, own.policy)
+    if own.data is not None:
+        site = Site.holding(plan, number, kept, str(own.data), own.policy)
+    show.say(f"visits answered so far: {site.logbook.count}")
     show.say(f"client {number} of {there}, joining {place}")
     return deploy.join(site, Address(place, ca, private))
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from fedsaddle.runs import HISTORY, KEYS, Plan, Watch, read_checkpoint, read_sta
 
 # What arithmetic on another machine, in another order, may do to a parameter: relative to 1 + its size.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+VAIN = ("abandoned", "diverged")  # events that a history decides
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,13 @@ def _compare(
     """Play the history of one algorithm and compare where it leads."""
     stop: Stop | None = None
     rows: list[Row] = []
-    abandoned: Counter[int] = Counter()
+    ended: list[tuple[int, int, str]] = []  # lanes' rounds that came to nothing
     # To the last round of the plan, and no further than the checkpoint: what is evaluated does not change.
     watch.begin(called, 0)
     for stop in course(study, plan.rounds, plan.evaluate_every):
         watch.stop(called, stop)
         rows += stop.rows
-        abandoned.update(event.lane for event in stop.events if event.what == "abandoned")
+        ended += [(event.lane, event.round, event.what) for event in stop.events if event.what in VAIN]
         if stop.round == rounds:
             break
     assert stop is not None  # a course has at least its start
@@ -178,12 +178,14 @@ def _compare(
             if row.lane == lane
         ]
         quarrels = _quarrels(counted.get((name, seed), []), found)
+        mine = {(round, what) for own, round, what in ended if own == lane}
+        quarrels += _untold(data["events.csv"], name, seed, mine)
         last = found[-1][0] if found else 0
         if last == stop.round:
             quarrels += _in_vain(data["traffic.csv"], study, stop, lane)
         assert study.history is not None
         told = len(study.history.lanes.get((name, seed), []))
-        if told > stop.round or (told == stop.round and not stop.lanes.alive[lane] and last < stop.round):
+        if told > stop.round:
             quarrels.append(f"the history goes on to round {told}, the replay ended in round {last}")
         end, here = ends[lane], z.to("cpu")
         far = [_difference(here.x, end.x), _difference(here.y, end.y)]
@@ -191,7 +193,7 @@ def _compare(
             name,
             seed,
             told,
-            abandoned[lane],
+            sum(what == "abandoned" for _, what in mine),
             max(far),
             TOLERANCE[end.x.dtype] if tolerance is None else tolerance,
             all(_same(mine, theirs) for mine, theirs in zip(here, end, strict=True)),
@@ -237,6 +239,19 @@ def _quarrels(run: list[Tally], found: list[Tally]) -> list[str]:
                 return [f"{what} after round {theirs[0]}: the run has {other}, the replay {own}"]
     if len(found) != len(run):
         return [f"the run has {len(run)} evaluations, the replay {len(found)}"]
+    return []
+
+
+def _untold(table: bytes, name: str, seed: int, mine: set[tuple[int, str]]) -> list[str]:
+    """The first round that one of both abandoned, or diverged in, and the other did not."""
+    theirs = {
+        (int(round), what)
+        for algorithm, own, round, what, _ in _rows(table)
+        if (algorithm, int(own)) == (name, seed) and what in VAIN
+    }
+    for round, what in sorted(mine ^ theirs):
+        who, other = ("the run", "the replay") if (round, what) in theirs else ("the replay", "the run")
+        return [f"{who} {what} in round {round}, {other} did not"]
     return []
 
 

@@ -22,6 +22,11 @@ from fedsaddle.errors import BadInput, meant, shown, unknown
 
 PACKAGE = files("fedsaddle")
 SHIPPED = PACKAGE / "experiments"
+LARGEST = 1 << 22  # bytes of an experiment file
+PARTS = 64  # of a dotted key
+# A dotted key begins where no word does; nothing is given back, so that looking takes one pass.
+PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
+DEEP = re.compile(rf"(?<![\w.-])(?:{PART}\.[ \t]*+){{{PARTS}}}")
 
 
 # --- experiments -----------------------------------------------------------------------------------------
@@ -48,10 +53,14 @@ def read_tables(experiment: str) -> tuple[dict[str, Any], Path | None]:
             raise BadInput(f"{unknown('experiment', experiment, names())}; or give the path of a TOML file")
         return tomllib.loads((SHIPPED / f"{name}.toml").read_text(encoding="utf-8")), None
     try:
+        if path.stat().st_size > LARGEST:
+            raise BadInput(f"{path} has more than {LARGEST >> 20} MiB, which no experiment needs")
         text = path.read_text(encoding="utf-8")
-        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        tables = json.loads(text) if path.suffix == ".json" else _toml(text)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from None
+    except BadInput:
+        raise
     except ValueError as error:
         raise BadInput(f"{path}: {str(error) or 'not a text file'}") from None
     except RecursionError:
@@ -61,6 +70,13 @@ def read_tables(experiment: str) -> tuple[dict[str, Any], Path | None]:
     if "python" in tables:
         raise BadInput(_of_python(tables, path))
     return tables, path.parent
+
+
+def _toml(text: str) -> dict[str, Any]:
+    """TOML, without keys of so many parts that tomllib would take gigabytes for them."""
+    if DEEP.search(text):
+        raise ValueError(f"a key has more than {PARTS} parts")
+    return tomllib.loads(text)
 
 
 def _of_python(tables: dict[str, Any], path: Path) -> str:
@@ -123,7 +139,7 @@ def _assign(tables: dict[str, Any], assignment: str) -> tuple[str, Any]:
     if not assignment.isprintable():
         raise BadInput(f"--set takes one line, got '{assignment}'")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = _toml(f"value = {text}")["value"]
     except ValueError:
         value = text  # a word needs no quotes
     except RecursionError:

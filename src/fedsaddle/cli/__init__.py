@@ -2,6 +2,7 @@
 
     commands    what can be asked for
     doctor      what is wrong or slow here
+    keys        who is the server, and who may join
     models      the commands that use what was trained
     new         the first files of something of one's own
     options     what commands may be told, each option once

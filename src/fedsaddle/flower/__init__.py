@@ -2,12 +2,18 @@
 
     wire        what a message looks like: flat floats as bytes and a header, checked before it is read
     client      the ClientApp: one client's answer, by the code the simulator uses
+    policy      what a device lets a server ask
     server      the ServerApp: real arrivals, the same Quorum, the same aggregation
+    playing     one lane's round on those arrivals
+    usual       how large updates are, and which are none of the run's
     grid        its end of the wire: an answer is handed out once all of it is there
     link        the SuperLink, of which only the fleet's paths are reachable from outside
+    store       the SuperLink's database, put aside if it is damaged
     node        one device: its connection to the server
     keys        certificates and node keys
     deploy      `serve`, `join` and `local`: who starts what
+    journal     what is said, with the time, and an audit log
+    metrics     how a deployment is, for monitoring
     supervise   processes that are started, watched and ended together
     _flwr       all that is imported from Flower
 

@@ -11,6 +11,7 @@ next message says which round's file counts: `kept`, or -1 for none. Older ones 
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,12 +24,15 @@ from fedsaddle.core import Message, Pair
 from fedsaddle.engine.executors.loop import Loop
 from fedsaddle.engine.phase import calls_of, send, visits_of
 from fedsaddle.engine.study import CPU, Study, begin
-from fedsaddle.errors import MOST, BadInput
+from fedsaddle.errors import MOST, BadInput, printable
 from fedsaddle.flower._flwr import ClientApp, Context, RecordDict
 from fedsaddle.flower._flwr import Message as Envelope
+from fedsaddle.flower.journal import Journal
+from fedsaddle.flower.policy import Logbook, Policy, check_rows
 from fedsaddle.flower.wire import (
     COUNT,
     FACT,
+    HEADER,
     Header,
     Refused,
     agreement,
@@ -40,7 +44,10 @@ from fedsaddle.flower.wire import (
     unpack,
 )
 from fedsaddle.problem import Held, Problem
-from fedsaddle.runs import Plan, write_atomically
+from fedsaddle.runs import Plan, sealed, unsealed, write_atomically
+
+RUNS = 4  # runs that a device remembers; those it has not heard of for longest are over
+ANYTHING = Policy()
 
 
 @dataclass
@@ -50,10 +57,21 @@ class Site:
     plan: Plan
     client: int
     folder: Path
+    policy: Policy = ANYTHING
     _lanes: dict[tuple[str, int], LaneOnDevice] = field(default_factory=dict)
 
+    @property
+    def logbook(self) -> Logbook:
+        """What was answered so far: read anew each time, since a node that dies is forked again."""
+        return Logbook.at(self.folder / "visits.json")
+
+    @property
+    def journal(self) -> Journal:
+        """Who asked for what, and what became of it."""
+        return Journal(self.folder / "audit.jsonl")
+
     @staticmethod
-    def holding(plan: Plan, client: int, folder: Path, file: str) -> Site:
+    def holding(plan: Plan, client: int, folder: Path, file: str, policy: Policy = ANYTHING) -> Site:
         """A device with rows of its own."""
         problem = next(iter(plan.studies.values())).problem
         if not isinstance(problem, Held) or not problem.away:
@@ -63,7 +81,7 @@ class Site:
             )
         own = problem.holding(client, file)
         studies = {name: replace(study, problem=own) for name, study in plan.studies.items()}
-        return Site(replace(plan, studies=studies), client, folder)
+        return Site(replace(plan, studies=studies), client, folder, policy)
 
     def lane(self, algorithm: str, seed: int) -> LaneOnDevice:
         """One algorithm and seed. The last few are kept ready."""
@@ -139,8 +157,6 @@ class Memory:
     """The files of one run, algorithm and seed in which a client keeps what it may need again."""
 
     def __init__(self, folder: Path, run: str, algorithm: str, seed: int) -> None:
-        if not re.fullmatch(r"[0-9a-f]{32}", run):
-            raise Refused(f"run must be 32 hexadecimal digits, got {run[:40]}")
         self.folder = folder / "memory" / run / f"{algorithm}-{seed}"
 
     def recall(self, round: int, blank: Pair) -> Pair:
@@ -154,40 +170,57 @@ class Memory:
     def _read(self, round: int, blank: Pair) -> Pair:
         path = self.folder / f"{round}.safetensors"
         try:
-            found = load(path.read_bytes())
+            found = load(unsealed(path))
             kept = Pair(found["x"], found["y"])
-        except (OSError, SafetensorError, KeyError):
-            raise Refused(f"what this client kept in round {round} is gone; it cannot go on") from None
+        except (BadInput, SafetensorError, KeyError):
+            raise Refused(
+                f"what this client kept in round {round} is gone or damaged; it cannot go on"
+            ) from None
         if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(kept, blank, strict=True)):
             raise Refused(f"what this client kept in round {round} does not fit; it cannot go on")
         return kept
 
     def keep(self, round: int, values: Pair) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.parent.touch()  # the run that was last visited
+        others = sorted(self.folder.parent.parent.iterdir(), key=lambda run: run.stat().st_mtime)
+        for run in others[:-RUNS]:
+            shutil.rmtree(run, ignore_errors=True)
         data = save({"x": values.x.contiguous(), "y": values.y.contiguous()})
-        write_atomically(self.folder / f"{round}.safetensors", data)
+        write_atomically(self.folder / f"{round}.safetensors", sealed(data))
 
 
 # --- the app --------------------------------------------------------------------------------------------
 
 
-def visit(site: Site, records: RecordDict) -> tuple[Header, Message]:
-    """Check a message, do the work, and answer."""
+def agreed(site: Site, records: RecordDict) -> tuple[Header, str]:
+    """A message's header, and which of this device's algorithms it speaks of."""
     header = header_of(records, {"client": site.client})
     algorithm = header.get("algorithm")
     if not isinstance(algorithm, str) or algorithm not in site.plan.studies:
         known = ", ".join(site.plan.studies)
         raise Refused(f"this device has no algorithm '{str(algorithm)[:80]}'; it has {known}")
     header_of(records, {"contract": agreement(site.plan, algorithm)})
+    return header, algorithm
+
+
+def visit(site: Site, records: RecordDict) -> tuple[Header, Message]:
+    """Check a message, do the work, and answer."""
+    header, algorithm = agreed(site, records)
     seed, round = integer(header, "seed", 0, 2**63 - 1), integer(header, "round", 0, MOST)
     lane = site.lane(algorithm, seed)
     phase = integer(header, "phase", 0, len(lane.down) - 1)
     t, last = integer(header, "t", 0, round), integer(header, "kept", -1, round - 1)
     down = unpack(records, lane.down[phase])
+    run = str(header.get("run"))
+    if not re.fullmatch(r"[0-9a-f]{32}", run):
+        raise Refused(f"run must be 32 hexadecimal digits, got {run[:40]}")
+    check_rows(site.policy, lane.study, phase, down, site.client)
+    site.logbook.enter(site.policy, run, algorithm, seed, round, phase)
 
     blank, kept, memory = lane.blank(site.client), None, None
     if blank is not None:
-        memory = Memory(site.folder, str(header.get("run")), algorithm, seed)
+        memory = Memory(site.folder, run, algorithm, seed)
         kept = memory.recall(last, blank)
     learn(lane.study.problem, header)
     up, keep = lane.answer(site.client, t, round, phase, down, kept)
@@ -209,12 +242,18 @@ def learn(problem: Problem, header: Header) -> None:
 
 def enrol(site: Site, records: RecordDict) -> Header:
     """Tell the few counts that the task needs of every device."""
-    header = header_of(records, {"client": site.client})
-    algorithm, study = next(iter(site.plan.studies.items()))
-    header_of(records, {"algorithm": algorithm, "contract": agreement(site.plan, algorithm)})
+    header, algorithm = agreed(site, records)
+    study = site.plan.studies[algorithm]
     if not isinstance(study.problem, Held):
         raise Refused("this device's task has nothing to tell")
     return {**header, **{COUNT + key: count for key, count in study.problem.counts(site.client).items()}}
+
+
+def _asked(records: RecordDict) -> dict[str, str]:
+    """What a message says that it is for, whatever it holds."""
+    header: Any = records.config_records.get(HEADER, {})
+    names = ("run", "algorithm", "seed", "round", "phase")
+    return {name: printable(str(header.get(name)))[:80] for name in names}
 
 
 def client_app(site: Site) -> ClientApp:
@@ -223,7 +262,12 @@ def client_app(site: Site) -> ClientApp:
 
     @app.train("visit")  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: Envelope, context: Context) -> Envelope:
-        header, up = visit(site, message.content)
+        try:
+            header, up = visit(site, message.content)
+        except Exception as error:
+            site.journal.note("refused", why=f"{error}"[:400], **_asked(message.content))
+            raise
+        site.journal.note("answered", **_asked(message.content))
         return Envelope(pack(header, up), reply_to=message)
 
     @app.query("here")  # type: ignore[untyped-decorator, unused-ignore]

@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -23,14 +21,16 @@ from pathlib import Path
 import httpx
 from filelock import FileLock, Timeout
 
+from fedsaddle import scratch
 from fedsaddle.core import Remembers
 from fedsaddle.engine import machine
 from fedsaddle.errors import BadInput
 from fedsaddle.exits import ALL_DIVERGED, BAD_INPUT, INTERRUPTED
-from fedsaddle.flower import keys, link
+from fedsaddle.flower import keys, link, metrics, store
 from fedsaddle.flower._flwr import Grid
 from fedsaddle.flower.client import Site, client_app
 from fedsaddle.flower.grid import PostGrid
+from fedsaddle.flower.journal import Journal, say
 from fedsaddle.flower.node import Address, App, attend
 from fedsaddle.flower.roll import Roll
 from fedsaddle.flower.server import Deployment, entries, server_app
@@ -42,13 +42,11 @@ TRIES = 5  # times that a ServerApp may die without making a checkpoint
 AGAIN, LONGEST = 1.0, 60.0  # seconds before a process that has died is started again, at first and at last
 LASTED = 60.0  # seconds after which a process that dies had been well
 BEAT = 10.0  # seconds between the ServerApp's signs of life; Flower wants one every 30
+WAITED = 5  # a ServerApp's exit code when the disk was full and it has waited; it is started again
+DAY = 86_400.0
 DRAIN = 30.0  # seconds to wait for answers that are still owed when the last round is over
 
 CarryOn = Callable[[Deployment, bool], int]  # the rounds of a plan, from the start or again, to an exit code
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -61,15 +59,21 @@ class Serving:
     address: tuple[str, int]  # where nodes find it
     work: CarryOn
     asked: Callable[[], Callable[[], bool]]  # in the ServerApp's process: notes signals from then on
+    metrics: int | None = None  # the port on loopback where monitoring finds how it is
 
     @property
     def room(self) -> Path:
         return self.folder / "deployment"
 
+    @property
+    def journal(self) -> Journal:
+        return Journal(self.room / "audit.jsonl")
+
 
 def check_keys(server: Serving) -> dict[int, bytes]:
     """The keys that may join, checked against the experiment."""
     keys.server_files(server.keys)
+    keys.ending(server.keys)
     public = keys.node_keys(server.keys)
     for name, study in server.plan.studies.items():
         if study.faults is not None:
@@ -107,11 +111,18 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
     largest = Site(server.plan, 0, server.room).prepare()
     resumed = len(entries(server.folder))  # before this, whoever was refused may have been put right
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    with tempfile.TemporaryDirectory(prefix="fedsaddle-") as private, asked_to_end() as asked:
-        family, socket, pause, began = Processes(), Path(private) / "superlink", Pause(), 0.0
+    remind = Reminder(server, tend)
+    with scratch.made("fedsaddle-") as private, asked_to_end() as asked:
+        family, socket, pause, began = Processes(), private / "superlink", Pause(), 0.0
         try:
+            if server.metrics is not None:
+                listener = metrics.endpoint(server.metrics, status_file(socket), server.keys)
+                family.start("metrics", listener.serve_forever, server.room / "metrics.log")
+                listener.server_close()  # here; the process has its own
+            server.journal.note("started", clients=sorted(public), listen="{}:{}".format(*server.address))
             while True:
                 socket.unlink(missing_ok=True)
+                store.check_database(server.room / "link.db", server.journal.say)
                 hub = family.start(
                     "SuperLink",
                     lambda: link.listen(
@@ -129,13 +140,14 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
                         f"cannot listen on {place} (see {log}); is something else listening there?"
                     )
                 began = time.monotonic()
-                code = _rounds(server, public, family, hub, socket, asked, tend, resumed)
+                code = _rounds(server, public, family, hub, socket, asked, remind, resumed)
                 if code is not None:
+                    server.journal.note("ended", code=code)
                     return code
                 why = "does not answer" if hub.alive() else "has ended"
                 say(f"the SuperLink {why}; starting it again")
                 family.end(hub)
-                pause.after(time.monotonic() - began, asked, tend)
+                pause.after(time.monotonic() - began, asked, remind)
                 if asked():
                     return INTERRUPTED
         finally:
@@ -171,6 +183,8 @@ def _rounds(
             family.end(app)
             if app.status in DONE:
                 return app.status
+            if app.status == WAITED:
+                continue
             now = _progress(server)
             failed, before = (1 if now != before else failed + 1), now
             if failed > TRIES:
@@ -220,9 +234,9 @@ def _server(server: Serving, nodes: dict[int, int], socket: Path, token: str, re
 
     def work(grid: Grid) -> None:
         nonlocal code
-        deployment = Deployment(
-            Roll(grid, nodes, asked, say), server.plan, run_name(server.room), folder=server.room
-        )
+        roll = Roll(grid, nodes, asked, server.journal.say, status=metrics.Status(status_file(socket)))
+        name, journal = run_name(server.room), server.journal
+        deployment = Deployment(roll, server.plan, name, folder=server.room, journal=journal)
         deployment.recall(server.folder, resumed)
         code = server.work(deployment, _progress(server) > 0)
         if code in (0, ALL_DIVERGED):
@@ -244,6 +258,28 @@ def _beat(grid: PostGrid) -> None:
         with contextlib.suppress(Exception):
             grid.heartbeat()
         time.sleep(BEAT)
+
+
+def status_file(socket: Path) -> Path:
+    """Where the ServerApp writes how it is."""
+    return socket.with_name("status.json")
+
+
+@dataclass
+class Reminder:
+    """Speaks of certificates that end soon, once a day, beside what else is to be tended."""
+
+    server: Serving
+    tend: Callable[[], None]
+    next: float = 0.0
+
+    def __call__(self) -> None:
+        self.tend()
+        if time.monotonic() >= self.next:
+            self.next = time.monotonic() + DAY
+            with contextlib.suppress(BadInput):  # one that ends while it is served: devices will say so
+                for line in keys.ending(self.server.keys):
+                    self.server.journal.say(line)
 
 
 def run_name(room: Path) -> str:

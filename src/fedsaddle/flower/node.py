@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import random
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,6 @@ from pathlib import Path
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedsaddle.errors import printable
 from fedsaddle.flower._flwr import (
     Context,
     Error,
@@ -41,6 +39,7 @@ from fedsaddle.flower._flwr import (
     parts_of,
     send_heartbeat,
 )
+from fedsaddle.flower.journal import say
 from fedsaddle.flower.post import ANSWER, FETCH, GONE, HOLD, TAKEN, TWICE
 from fedsaddle.flower.wire import OVERHEAD
 
@@ -59,10 +58,6 @@ class Address:
     server: str  # HOST:PORT
     ca: Path
     key: ec.EllipticCurvePrivateKey
-
-
-def say(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)
 
 
 @dataclass

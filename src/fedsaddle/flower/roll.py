@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fedsaddle.flower._flwr import Grid
 from fedsaddle.flower._flwr import Message as Envelope
+from fedsaddle.flower.metrics import Status
 from fedsaddle.runs import Interrupted
 
+FORGIVEN = 20  # answers that are used, in a row, take one strike back: what went wrong was put right
 POLL = 0.1  # seconds between looks for answers
 ROLL_CALL = 2.0  # seconds between looks at who is online
 
@@ -42,7 +44,10 @@ class Roll:
     owing: dict[str, Owed] = field(default_factory=dict)  # by the message's id
     overdue: list[Owed] = field(default_factory=list)  # came after their phase was over; to be counted
     refusals: Counter[int] = field(default_factory=Counter)  # of answers, by client
+    praise: Counter[int] = field(default_factory=Counter)  # answers used since the last refusal, by client
+    status: Status = field(default_factory=Status)  # for monitoring
     _online: set[int] = field(default_factory=set)
+    _barred: set[int] = field(default_factory=set)
     _looked: float = -ROLL_CALL
 
     def online(self) -> set[int]:
@@ -68,6 +73,12 @@ class Roll:
         """What has come since the last look, and whose time has passed (without a message)."""
         if self.asked():
             raise Interrupted
+        self.status.write(
+            nodes_registered=len(self.nodes),
+            nodes_online=len(self._online),
+            nodes_barred=len(self._barred),
+            answers_owed=len(self.owing),
+        )
         found: list[tuple[str, Owed, Envelope | None]] = []
         for reply in self.grid.pull_messages(list(self.owing)) if self.owing else ():
             key = reply.metadata.reply_to_message_id
@@ -92,10 +103,21 @@ class Roll:
 
     def strike(self, client: int, why: str, most: int) -> None:
         """Count a refused answer against a client."""
-        self.refusals[client] += 1
+        self.judged([client], ())
         self.say(f"client {client} is refused: {why}")
         if self.refusals[client] == most:
             self.say(f"client {client} is no longer invited, after {most} refused answers")
+
+    def judged(self, refused: Iterable[int], used: Iterable[int]) -> None:
+        """Keep count of what became of answers."""
+        for client in refused:
+            self.refusals[client] += 1
+            self.praise[client] = 0
+        for client in used:
+            self.praise[client] += 1
+            if self.praise[client] == FORGIVEN:
+                self.praise[client] = 0
+                self.refusals[client] = max(0, self.refusals[client] - 1)
 
     def pardon(self, most: int) -> None:
         """Invite everybody at least once more."""
@@ -103,7 +125,8 @@ class Roll:
 
     def barred(self, most: int) -> set[int]:
         """Who is no longer invited, after so many refused answers."""
-        return {client for client, count in self.refusals.items() if count >= most}
+        self._barred = {client for client, count in self.refusals.items() if count >= most}
+        return self._barred
 
     def drain(self, seconds: float) -> None:
         """Wait for what is still owed, so that no node is left with a message of a run that has ended."""

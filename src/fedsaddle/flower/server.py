@@ -10,28 +10,27 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from fedsaddle.checks import bounds
-from fedsaddle.core import Message, Pair, Remembers
-from fedsaddle.engine.gather import NOBODY
-from fedsaddle.engine.phase import exchange, send
-from fedsaddle.engine.round import play, which
-from fedsaddle.engine.study import Event, Executor, Lanes, Lost, Meeting, PhaseInputs, PhaseResult, Study
-from fedsaddle.engine.visits import Answer, Extent, Task, Visits
+from fedsaddle.core import Message, Remembers
+from fedsaddle.engine.round import which
+from fedsaddle.engine.study import Event, Lanes, Study
 from fedsaddle.errors import MOST, BadInput
 from fedsaddle.fleet import Quorum, Verdict, invite
 from fedsaddle.flower._flwr import Context, Grid, ServerApp
 from fedsaddle.flower._flwr import Message as Envelope
 from fedsaddle.flower.client import LaneOnDevice
+from fedsaddle.flower.journal import Journal
+from fedsaddle.flower.playing import Deployed, Heard
 from fedsaddle.flower.roll import POLL, ROLL_CALL, Owed, Roll
+from fedsaddle.flower.usual import Measure, Usual
 from fedsaddle.flower.waiting import Wait
 from fedsaddle.flower.wire import (
     COUNT,
@@ -45,50 +44,12 @@ from fedsaddle.flower.wire import (
     integer,
     pack,
 )
-from fedsaddle.history import Gathering, Told
+from fedsaddle.history import Gathering, Told, line
 from fedsaddle.problem import Counts, Facts, Held
-from fedsaddle.runs import HISTORY, Plan, read_checkpoint, verified, write_atomically
+from fedsaddle.runs import HISTORY, Plan, read_checkpoint, sealed, unsealed, verified, write_atomically
 
 STRIKES = 3  # refused answers after which a client is no longer invited, if the experiment does not say
 NODE_PATIENCE = 60.0  # seconds to wait for all nodes in the beginning; later for enough, without a deadline
-
-
-@dataclass
-class Deployed(Executor):
-    """One lane's answers, which come from devices: who arrives, and in place of what would be computed."""
-
-    deployment: Deployment
-    study: Study
-    lane: int
-    answers: dict[int, Message] = field(default_factory=dict)  # of the present phase, by client
-    before: Gathering | None = None  # of the phase before
-
-    def play(self, lanes: Lanes, round: int, told: list[Told]) -> tuple[Lanes, list[Event]]:
-        """The lane's round. Its answers are checked as they arrive, and not again."""
-        only = replace(lanes, alive=[other == self.lane for other in range(len(lanes.alive))])
-        return play(replace(self.study, executor=self, checks=None), only, round, told, self)
-
-    def known(
-        self, study: Study, round: int, clock: list[float], strikes: Sequence[Counter[int]], refused: object
-    ) -> list[Meeting]:
-        return []
-
-    def wait(
-        self, study: Study, lanes: Lanes, round: int, number: int, server: Any, playing: list[bool]
-    ) -> Meeting:
-        lane, down = self.lane, _of_lane(send(study, server, number), self.lane)
-        t = lanes.completed[lane]
-        before = self.before if study.cohorts == "answered" else None
-        end, self.answers = self.deployment.gather(self.study, lane, round, number, t, down, before)
-        self.before = end
-        return [end if other == lane else NOBODY for other in range(len(study.seeds))]
-
-    def run(self, study: Study, number: int, extent: Extent, inputs: PhaseInputs) -> PhaseResult | Lost:
-        def answered(task: Task, extent: Extent, visits: Visits) -> Answer:
-            order = [self.answers[client] for client in visits.client.tolist()]
-            return Answer(tree_map(lambda *own: torch.stack(own).to(study.device), *order))
-
-        return exchange(study, number, extent, inputs, answered)
 
 
 @dataclass
@@ -102,6 +63,9 @@ class Deployment:
     _like: dict[str, list[Message]] = field(default_factory=dict)
     facts: Facts = field(default_factory=dict)  # what was added up from all devices' counts
     folder: Path | None = None  # where they are kept
+    journal: Journal | None = None  # of every phase
+    usual: Usual = field(default_factory=Usual)  # how large updates are
+    moved: dict[tuple[str, int], float] = field(default_factory=dict)  # how far a round has moved each lane
     _begun: bool = False
 
     def recall(self, folder: Path, pardoned: int = 0) -> None:
@@ -110,10 +74,13 @@ class Deployment:
         After the first so many entries a person has resumed it, who may have put right what was refused: from
         there on everybody is invited at least once more.
         """
+        self.usual = Usual(self.folder and self.folder / "usual.json")
+        if not self.usual.recall():
+            self.roll.say(f"{self.usual.path} is damaged; how large updates are is learnt anew")
         users: list[int] = []
         most = min(map(most_strikes, self.plan.studies.values()))
         for number, entry in enumerate(entries(folder), 1):
-            self.roll.refusals.update(map(int, entry["refused"]))
+            self.roll.judged(map(int, entry["refused"]), entry["used"])
             if number == pardoned:
                 self.roll.pardon(most)
             users = entry["used"] if entry["phase"] == 0 else [*users, *entry["used"]]
@@ -124,6 +91,10 @@ class Deployment:
     def _keep(self, name: str, seed: int, clients: list[int], round: int) -> None:
         """Note the round whose memory counts, for clients that took part in it."""
         self.kept |= {(name, seed, client): round for client in clients}
+
+    def _kept_by(self, name: str, seed: int, client: int) -> int:
+        """The round whose memory counts; -1 for none."""
+        return self.kept.get((name, seed, client), -1)
 
     # --- one round -----------------------------------------------------------------------------------
 
@@ -138,7 +109,14 @@ class Deployment:
         after, events = lanes, list[Event]()
         for lane in which(lanes.alive):
             told: list[Told] = []
-            played, more = Deployed(self, study, lane).play(after, round, told)
+            own = Deployed(study, lane, self.gather, self._strike, self.moved)
+            played, more = own.play(after, round, told)
+            own.learn()
+            for one in told:
+                self.roll.judged((), one.gathering.used)
+                self.roll.status.count(one)
+                if self.journal is not None:
+                    self.journal.note("phase", **json.loads(line(one)))
             alive = [on and (other != lane or played.alive[lane]) for other, on in enumerate(after.alive)]
             if played.completed[lane] > after.completed[lane] and isinstance(study.algorithm, Remembers):
                 users = [client for one in told for client in one.gathering.used]
@@ -146,7 +124,11 @@ class Deployment:
             after, events = replace(played, alive=alive), events + more
             if history is not None:
                 history += told
+        self.usual.save()
         return after, events
+
+    def _strike(self, study: Study, client: int, why: str) -> None:
+        self.roll.strike(client, why, most_strikes(study))
 
     # --- one phase of one lane -----------------------------------------------------------------------
 
@@ -159,8 +141,8 @@ class Deployment:
         t: int,
         down: Message,
         before: Gathering | None,
-    ) -> tuple[Gathering, dict[int, Message]]:
-        """Invite, and wait as the quorum says. Also the good answers, by client.
+    ) -> Heard:
+        """Invite, and wait as the quorum says.
 
         With the gathering `before`, those whose answers were used in it: nobody else can stand in for them.
         """
@@ -182,6 +164,8 @@ class Deployment:
             self._wait_for_nodes(study.quorum, order, self.roll.barred(most))
         else:
             order = [client for client in before.invited if client in before.used]
+        kept = partial(self._kept_by, name, seed)
+        measure = Measure(self.usual, f"{name} {seed} {number}", down, lambda client: kept(client) < 0)
         wait = Wait(
             self.roll,
             study.quorum,
@@ -190,13 +174,14 @@ class Deployment:
             round,
             number,
             header,
-            lambda client: self.kept.get((name, seed, client), -1),
+            kept,
             down,
             self._likes(study)[number],
             limits,
             most,
+            measure,
         )
-        return wait.end(order), wait.good
+        return Heard(wait.end(order), wait.good, measure)
 
     def _order(self, study: Study, seed: int, round: int, number: int) -> list[int]:
         """All clients, in the order in which they are invited: it begins as the simulator's cohort does."""
@@ -225,7 +210,7 @@ class Deployment:
             return
         path = None if self.folder is None else self.folder / "facts.json"
         if path is not None and path.exists():
-            self.facts = json.loads(path.read_bytes())
+            self.facts = json.loads(unsealed(path))
         else:
             counts: dict[int, Counts] = {}
             while len(counts) < study.quorum.minimum:
@@ -234,7 +219,7 @@ class Deployment:
             self.facts = problem.facts(list(counts.values()))
             self.roll.say(f"{len(counts)} devices hold {sum(one['rows'] for one in counts.values())} rows")
             if path is not None:
-                write_atomically(path, json.dumps(self.facts).encode())
+                write_atomically(path, sealed(json.dumps(self.facts).encode()))
         problem.learn(self.facts)
 
     def _counts(self, problem: Held) -> dict[int, Counts]:
@@ -337,16 +322,12 @@ def entries(folder: Path) -> list[dict[str, Any]]:
         return []
     table = read_checkpoint(folder)["tables"].get(HISTORY)
     data = verified(folder / HISTORY, table["sha256"], table["length"]) if table else b""
-    return [json.loads(line) for line in data.decode().splitlines()]
+    return [json.loads(entry) for entry in data.decode().splitlines()]
 
 
 def most_strikes(study: Study) -> int:
     """Refused answers after which a client is no longer invited."""
     return STRIKES if study.checks is None or study.checks.strikes is None else study.checks.strikes
-
-
-def _of_lane(message: Message, lane: int) -> Message:
-    return {name: Pair(pair.x[lane], pair.y[lane]) for name, pair in message.items()}
 
 
 def server_app(work: Callable[[Grid], None]) -> ServerApp:

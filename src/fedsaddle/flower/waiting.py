@@ -12,6 +12,7 @@ from fedsaddle.fleet import Quorum, Verdict
 from fedsaddle.flower._flwr import ErrorCode
 from fedsaddle.flower._flwr import Message as Envelope
 from fedsaddle.flower.roll import POLL, Owed, Roll
+from fedsaddle.flower.usual import Measure
 from fedsaddle.flower.wire import Header, Refused, header_of, pack, unpack
 from fedsaddle.history import Gathering
 
@@ -36,6 +37,7 @@ class Wait:
     expected: Message  # what an answer must look like
     limits: dict[str, float]  # of an update's norm
     most: int  # refused answers of a client
+    measure: Measure  # of updates, where the experiment gives no bound
     invited: list[int] = field(default_factory=list)
     good: dict[int, Message] = field(default_factory=dict)  # by client, as they arrive
     refused: dict[int, str] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class Wait:
         self.ask([client for client in order if client in idle][: quorum.invite])
         while True:
             self.hear()
+            self.sift()
             barred = roll.barred(self.most)
             others = [client for client in order if client not in self.invited and client not in barred]
             missing = quorum.wanted - len(self.good) - len(self.mine)
@@ -101,6 +104,13 @@ class Wait:
             except Refused as error:
                 self.refused[owed.client] = str(error)
                 self.roll.strike(owed.client, str(error), self.most)
+
+    def sift(self) -> None:
+        """Refuse what is far larger than this run's updates are."""
+        for client, why in self.measure.too_large(self.good, self.limits).items():
+            del self.good[client]
+            self.refused[client] = why
+            self.roll.strike(client, why, self.most)
 
     def judged(self, reply: Envelope, client: int) -> Message:
         """An answer that can be used."""

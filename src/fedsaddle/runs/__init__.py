@@ -19,6 +19,7 @@
     details/ALGORITHM.json  what the problem tells of each seed's end, if it tells anything
     best.toml               of a sweep: an experiment with each algorithm's best setting
     checkpoint.json, state-*.safetensors
+    checkpoint-before.json  the checkpoint before that one, for when a disk has damaged it
     kept/*.safetensors      where each algorithm was at its end, so that it can go on to more rounds
     before-ROUNDS/          while a run goes on to more rounds: the tables as they were
 
@@ -36,6 +37,7 @@ are are put aside; each algorithm, in its turn, takes up its own and goes on fro
     best          the best evaluation so far
     models        trained networks by their parameters' names
     checkpoints   lanes as tensors and JSON, and back
+    before        the checkpoint before the last
     folder        all of that in its place, for one process at a time
     details       what problems tell and show beside their metrics
     diary         environment.json and clock.jsonl, on which nothing depends
@@ -45,7 +47,7 @@ are are put aside; each algorithm, in its turn, takes up its own and goes on fro
 from fedsaddle.runs.checkpoints import read_checkpoint, read_state, read_tensors
 from fedsaddle.runs.diary import read_clock, read_environment, refuse_constant
 from fedsaddle.runs.execution import execute
-from fedsaddle.runs.files import verified, write_atomically
+from fedsaddle.runs.files import sealed, unsealed, verified, write_atomically
 from fedsaddle.runs.folder import RunFolder
 from fedsaddle.runs.models import NOTE, StoredModel, read_model
 from fedsaddle.runs.plan import Interrupted, Plan, Watch
@@ -68,6 +70,8 @@ __all__ = [
     "read_state",
     "read_tensors",
     "refuse_constant",
+    "sealed",
+    "unsealed",
     "verified",
     "write_atomically",
 ]

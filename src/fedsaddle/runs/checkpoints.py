@@ -72,9 +72,9 @@ def bytes_of(lanes: Lanes) -> int:
     return sum(leaf.nbytes for leaf in held if isinstance(leaf, torch.Tensor))
 
 
-def read_checkpoint(folder: Path) -> dict[str, Any]:
-    """What a folder's checkpoint.json says, if nobody has touched it."""
-    path = folder / "checkpoint.json"
+def read_checkpoint(folder: Path, name: str = "checkpoint.json") -> dict[str, Any]:
+    """What a folder's checkpoint says, if nobody has touched it."""
+    path = folder / name
     try:
         saved: dict[str, Any] = json.loads(path.read_bytes())
         checksum = saved.pop("checksum")

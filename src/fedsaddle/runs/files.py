@@ -56,3 +56,19 @@ def verified(path: Path, expected: str, length: int | None = None) -> bytes:
     if sha256(data) != expected:
         raise damaged(path, "its checksum does not match")
     return data
+
+
+def sealed(data: bytes) -> bytes:
+    """What a file holds that no checkpoint speaks of: the data, and a line with its hash."""
+    return data + f"\n{sha256(data)}\n".encode()
+
+
+def unsealed(path: Path) -> bytes:
+    """The data of such a file, if nobody has touched it."""
+    try:
+        data, _, expected = path.read_bytes().removesuffix(b"\n").rpartition(b"\n")
+    except OSError as error:
+        raise damaged(path, f"cannot read it ({error.strerror})") from None
+    if sha256(data).encode() != expected:
+        raise damaged(path, "its checksum does not match")
+    return data

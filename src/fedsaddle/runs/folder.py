@@ -22,6 +22,7 @@ from fedsaddle.errors import BadInput, is_machines
 from fedsaddle.history import line
 from fedsaddle.metric import declared
 from fedsaddle.problem import Pictured
+from fedsaddle.runs.before import BEFORE, put_aside, recovered, state_before
 from fedsaddle.runs.best import Best, Seen
 from fedsaddle.runs.checkpoints import FORMAT, bytes_of, read_checkpoint, read_state, state_of, versions
 from fedsaddle.runs.details import keep_details, keep_pictures
@@ -39,6 +40,7 @@ class RunFolder:
     def __init__(self, path: Path, plan: Plan, resume: bool, may_grow: bool = False) -> None:
         self.path, self.plan, self._may_grow = path, plan, may_grow
         self.notes: list[str] = []
+        self.fell_back = ""  # what to say of a damaged checkpoint
         self.start: Stop | None = None  # where the algorithm that was interrupted goes on
         self._saved: dict[str, Any] = {}  # what the checkpoint says
         self._best = Best()  # of the algorithm that runs
@@ -108,9 +110,10 @@ class RunFolder:
         """Remove what no checkpoint speaks of any more."""
         before = self._saved.get("before") or {"rounds": None, "starts": {}}
         states = [self._saved["state"], *self._saved["kept"].values(), *before["starts"].values()]
+        states.append(state_before(self.path))
         needed = {state["file"] for state in states if state} | {f"before-{before['rounds']}"}
         ours = re.compile(
-            r"((kept/\d+|state-\d+)-\d+\.safetensors(\.part)?)|((checkpoint|experiment|metrics|environment)\.json\.part)"
+            r"((kept/\d+|state-\d+)-\d+\.safetensors(\.part)?)|((checkpoint|checkpoint-before|experiment|metrics|environment)\.json\.part)"
             r"|(before-\d+)|(models/.+\.part)"
         )
         for path in [*self.path.iterdir(), *self.path.glob("kept/*"), *self.path.glob("models/**/*.part")]:
@@ -122,6 +125,9 @@ class RunFolder:
     # --- reading ---
 
     def _load(self) -> None:
+        if recovered(self.path):
+            self.fell_back = f"{self.path} was damaged; the run goes on from the checkpoint before the last"
+            self.notes.append(self.fell_back)
         saved = {"kept": {}, "before": None, "models": {}} | read_checkpoint(self.path)
         now = json.loads(as_json(self.plan.resolved))
         was = self.plan.complete(saved["experiment"])
@@ -282,7 +288,7 @@ class RunFolder:
 
     def save(self, algorithm: str | None, stop: Stop | None) -> None:
         """Make a checkpoint in the middle of an algorithm, or between two (without a stop)."""
-        old = (self._saved["state"] or {}).get("file")
+        put_aside(self.path, self._saved["state"])
         state = None
         if stop is not None:
             assert algorithm is not None
@@ -291,8 +297,12 @@ class RunFolder:
         tables = {name: table.seal() for name, table in self.tables.items()}
         self._saved |= {"tables": tables, "state": state}
         self._commit()
-        if old is not None and (state is None or old != state["file"]):
-            (self.path / old).unlink(missing_ok=True)
+        if not self.left:
+            (self.path / BEFORE).unlink(missing_ok=True)
+        needed = {one["file"] for one in (state, state_before(self.path)) if one}
+        for path in self.path.glob("state-*.safetensors"):
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
 
     def _write_state(self, algorithm: str, stop: Stop, file: str, best: dict[int, Seen]) -> dict[str, Any]:
         """Write where an algorithm is; and what a checkpoint says of it."""

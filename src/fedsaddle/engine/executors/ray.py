@@ -12,21 +12,21 @@ import importlib.util
 import logging
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
+from fedsaddle import scratch
 from fedsaddle.engine.executors.ray_worker import Job, Worker, arrays_of
 from fedsaddle.engine.phase import exchange
 from fedsaddle.engine.study import Executor, Lost, PhaseInputs, PhaseResult, Study
@@ -254,7 +254,7 @@ class Ray(Executor):
             folder, ours = None, not ray.is_initialized()
             quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
             if ours and self.address is None:
-                folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short: names of sockets are
+                folder = str(scratch.make("ray-", "/tmp"))  # short: names of sockets are
                 cores = self.workers if self.device == "cpu" else None
                 try:
                     with _same_path():
@@ -355,4 +355,4 @@ def _shut_down(hands: list[_Hand], ours: bool, folder: str | None) -> None:
         if ours:
             ray.shutdown()
     if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        scratch.remove(Path(folder))
