@@ -32,7 +32,7 @@ def each(problem: AUC) -> list[Batch]:
     return [
         Batch(
             {name: parts[client] for name, parts in tables.items()},
-            {"worth": held.own["worth"][client]},
+            {name: values[client] for name, values in held.own.items()},
             torch.full((size,), 1 / size, dtype=torch.float64),
             torch.tensor(0),
         )
@@ -51,7 +51,7 @@ def test_for_fixed_scores_the_saddle_is_the_pairwise_squared_loss(seed, mean):
     """Of what is optimised: the mean over clients of their losses, whatever sizes they have."""
     problem = uneven(mean)
     held, n = problem.federation, len(problem.federation)
-    positive, sizes, worth = held.rows["positive"], held.sizes, held.own["worth"]
+    positive, sizes, worth = held.rows["positive"], held.sizes, held.own.get("worth", torch.ones(n))
     s = torch.rand(len(positive), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     # By definition: all rows count the same, or all clients do.
     w = (
@@ -103,7 +103,8 @@ def test_rows_or_clients_count_the_same():
     assert float(rows.federation.own["worth"].mean()) == pytest.approx(1)
     alike = [AUC(clients=103, network="logistic", mean=mean) for mean in ("rows", "clients")]  # 14 rows each
     assert alike[0].p == pytest.approx(alike[1].p)
-    assert torch.equal(alike[0].federation.own["worth"], alike[1].federation.own["worth"])
+    assert torch.equal(alike[0].federation.own["worth"], torch.ones(103, dtype=torch.float64))
+    assert not alike[1].federation.own
 
 
 def test_p_is_the_part_of_positives_among_all_clients():

@@ -13,8 +13,8 @@ from fedsaddle.engine.study import begin, points
 from fedsaddle.problems import AUC, Robust
 
 PROBLEMS = {
-    "logistic": lambda: AUC(clients=20, network="logistic"),
-    "mlp": lambda: AUC(clients=20, network="mlp"),
+    "logistic": lambda: AUC(clients=20, network="logistic", mean="clients"),
+    "mlp": lambda: AUC(clients=20, network="mlp", mean="clients"),
     "robust": lambda: Robust(clients=20, hidden=16),
 }
 RULES = {"cdma-nc": fs.CDMANC(0.1, 0.2, K=4), "cdma-ada": fs.CDMAADA(0.1, 0.2, 0.6, 0.2, K=4)}

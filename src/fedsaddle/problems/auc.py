@@ -172,7 +172,8 @@ class AUC(OnDevices, Measured):
         p, rows = facts.get("p", 0.0), facts.get("rows", 0.0)
         if not 0 < p < 1 or not 1 <= rows < 2**53:
             raise BadInput(f"p must be between 0 and 1 and rows at least 1, got {p} and {rows}")
-        self.federation.own["worth"].copy_(self._worth(self.federation.sizes, rows))
+        for name, worth in self._worth(self.federation.sizes, rows).items():
+            self.federation.own[name].copy_(worth)
         self._local.facts = {"p": p, "rows": rows}
 
     @property
@@ -245,23 +246,22 @@ class AUC(OnDevices, Measured):
     @cached_property
     def federation(self) -> Federation:
         if (held := self._local.rows) is not None:  # what these are worth is learnt
-            return Federation(held.rows, held.sizes, {"worth": self._worth(held.sizes, 1.0)})
+            return Federation(held.rows, held.sizes, self._worth(held.sizes, 1.0))
         order, sizes = torch.cat(self.parts), torch.tensor([len(part) for part in self.parts])
         return Federation(
             rows={"input": self.data.inputs[order], "positive": self.data.labels[order] == self.target},
             sizes=sizes,
-            own={"worth": self._worth(sizes, len(order) / len(sizes))},
+            own=self._worth(sizes, len(order) / len(sizes)),
         )
 
-    def _worth(self, sizes: Tensor, rows: float) -> Tensor:
-        """What each client's loss counts, where one has so many rows on average."""
-        even = torch.ones(len(sizes), dtype=torch.float64)
-        return sizes * even / rows if self.mean == "rows" else even
+    def _worth(self, sizes: Tensor, rows: float) -> Columns:
+        """What each client's loss counts, if it is by its rows and one has so many on average."""
+        return {"worth": sizes.to(torch.float64) / rows} if self.mean == "rows" else {}
 
     def weights(self, device: torch.device) -> Tensor:
         """What each training row counts in f; they add up to one."""
         held = self.federation.to(device)
-        each = held.own["worth"] / (held.sizes * len(held))
+        each = held.own.get("worth", 1.0) / (held.sizes.to(torch.float64) * len(held))
         return each.repeat_interleave(held.sizes, output_size=len(held.rows["positive"]))
 
     @cached_property
@@ -337,7 +337,7 @@ class AUC(OnDevices, Measured):
         weights, a, b = z.x.split([self.model.size, 1, 1])  # in one go, whose gradient is one copy
         s = self._scores(weights, xi.rows["input"])
         f = xi.mean(self.objective(s, xi.rows["positive"], a, b, z.y))
-        return xi.own["worth"].to(f.dtype) * f
+        return f * xi.own["worth"].to(f.dtype) if self.mean == "rows" else f
 
     def best_alpha(self, s: Tensor, positive: Tensor, weight: Tensor) -> Tensor:
         """The maximiser of f over all rows: the mean score of the negatives less that of the positives."""
