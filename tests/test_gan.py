@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import io
 import math
+import sys
 import warnings
 
 import numpy
@@ -15,7 +16,9 @@ from torch.nn.functional import grid_sample, logsigmoid
 
 import fedsaddle as fs
 from fedsaddle import draws, judges, networks, scores
+from fedsaddle.app.rescore import rescore
 from fedsaddle.border.build import load
+from fedsaddle.cli import main
 from fedsaddle.core import Pair
 from fedsaddle.data import celeba, sources
 from fedsaddle.data.datasets import scaled
@@ -616,3 +619,60 @@ def test_noise_apart_and_chunks_are_the_loops_too(cache):
     ]
     for fast, slow in zip(*ends, strict=True):
         torch.testing.assert_close(fast, slow, rtol=1e-3, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def played(trained, tmp_path_factory):
+    """A short run of gan-digits, two algorithms with two seeds."""
+    folder = tmp_path_factory.mktemp("runs") / "gan"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSADDLE_DATA", str(trained))
+        fs.run(
+            "gan-digits",
+            algorithms=["cdma-one", "cdma-nc"],
+            rounds=2,
+            seeds="0-1",
+            settings={"problem.samples": 300, "K": 2, "evaluate_every": 2},
+            out=folder,
+        )
+    return folder
+
+
+def test_kept_generators_are_rescored_without_training(cache, played):
+    same = rescore(played, [])
+    assert [(one.algorithm, one.seed) for one in same.lanes] == [
+        (name, seed) for name in ("cdma-one", "cdma-nc") for seed in (0, 1)
+    ]
+    for one in same.lanes:
+        assert one.now == pytest.approx(one.before, rel=1e-5)
+    assert same.real_now == pytest.approx(same.real_before)
+    longer = rescore(played, ["problem.judge_epochs=33"], ["cdma-one"])
+    assert len(longer.lanes) == 2
+    for one, other in zip(longer.lanes, same.lanes, strict=False):
+        assert one.before == other.before
+        assert one.now["inception_score"] != pytest.approx(one.before["inception_score"], rel=1e-4)
+        assert one.now["f"] == pytest.approx(one.before["f"], rel=1e-5)  # no judge has a say in it
+    assert longer.real_now["inception_score"] != longer.real_before["inception_score"]
+
+
+def test_only_how_a_run_is_judged_can_be_set_for_a_rescore(cache, played):
+    with pytest.raises(fs.BadInput, match="only keys of the problem can be set"):
+        rescore(played, ["rounds=3"])
+    with pytest.raises(fs.BadInput, match="unknown algorithm in this experiment 'cdma-ada'"):
+        rescore(played, [], ["cdma-ada"])
+    with pytest.raises(fs.BadInput, match="judge_epoch"):
+        rescore(played, ["problem.judge_epoch=3"])
+
+
+def test_the_command_rescores(cache, played, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fedsaddle", "rescore", str(played), "--out", str(tmp_path / "s.csv")])
+    monkeypatch.setattr("sys.argv", [*sys.argv, "--set", "problem.splits=nested"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "inception_score of each seed's last point"
+    assert [line.split()[0] for line in told[2:7]] == ["cdma-one", "cdma-one", "cdma-nc", "cdma-nc", "real"]
+    table = (tmp_path / "s.csv").read_text().splitlines()
+    assert table[0] == "algorithm,seed,metric,before,now"
+    assert len(table) == 1 + 4 * 4 + 2

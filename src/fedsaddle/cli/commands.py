@@ -346,7 +346,7 @@ def join(
     raise typer.Exit(deploy.join(experiment, server, key, device, Terminal(out), **own))
 
 
-for _command in (models.predict, models.export, models.sample, doctor):
+for _command in (models.predict, models.export, models.sample, models.rescore, doctor):
     app.command()(_command)
 
 
