@@ -20,26 +20,91 @@ from fedsaddle.problems import AUC
 
 
 def whole(problem: AUC) -> Batch:
-    rows = problem.federation.rows
-    n = len(rows["positive"])
-    return Batch(rows, {}, torch.full((n,), 1 / n, dtype=torch.float64), torch.tensor(0))
+    """All rows, by what they count, as one client would hold them."""
+    weight = problem.weights(torch.device("cpu"))
+    return Batch(problem.federation.rows, {"worth": torch.ones(())}, weight, torch.tensor(0))
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10**6))
-def test_for_fixed_scores_the_saddle_is_the_pairwise_squared_loss(seed):
-    problem = AUC(network="logistic")
-    positive = problem.federation.rows["positive"]
+def each(problem: AUC) -> list[Batch]:
+    """All rows of one client after another."""
+    held = problem.federation
+    tables = {name: table.split(held.sizes.tolist()) for name, table in held.rows.items()}
+    return [
+        Batch(
+            {name: parts[client] for name, parts in tables.items()},
+            {name: values[client] for name, values in held.own.items()},
+            torch.full((size,), 1 / size, dtype=torch.float64),
+            torch.tensor(0),
+        )
+        for client, size in enumerate(held.sizes.tolist())
+    ]
+
+
+def uneven(mean: str, **dials) -> AUC:
+    """Some clients of a few rows, some of hundreds; at 0.1 p is 0.099, and the mean of the p_i 0.118."""
+    return AUC(partition="dirichlet", alpha=0.1, network="logistic", mean=mean, **dials)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["rows", "clients"]))
+def test_for_fixed_scores_the_saddle_is_the_pairwise_squared_loss(seed, mean):
+    """Of what is optimised: the mean over clients of their losses, whatever sizes they have."""
+    problem = uneven(mean)
+    held, n = problem.federation, len(problem.federation)
+    positive, sizes, worth = held.rows["positive"], held.sizes, held.own.get("worth", torch.ones(n))
     s = torch.rand(len(positive), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    a, b = s[positive].mean(), s[~positive].mean()
-    alpha = problem.best_alpha(s, positive)
-    value = problem.objective(s, positive, a, b, alpha).mean()
-    pairs = (1 - s[positive][:, None] + s[~positive][None, :]) ** 2
-    p = problem.p
-    assert float(value) == pytest.approx(p * (1 - p) * (float(pairs.mean()) - 1), abs=1e-12)
+    # By definition: all rows count the same, or all clients do.
+    w = (
+        torch.full_like(s, 1 / len(s))
+        if mean == "rows"
+        else (1 / (n * sizes)).double()[torch.repeat_interleave(sizes)]
+    )
+    w = w / w.sum()
+    one, zero = w[positive] / w[positive].sum(), w[~positive] / w[~positive].sum()
+    pairs = one @ (1 - s[positive][:, None] + s[~positive][None, :]) ** 2 @ zero
+    a, b = one @ s[positive], zero @ s[~positive]
+    alpha, p = b - a, float(w[positive].sum())
+
+    def f(a, b, alpha):
+        F = problem.objective(s, positive, a, b, alpha).split(sizes.tolist())
+        return sum(worth[i] * own.mean() for i, own in enumerate(F)) / n
+
+    value = f(a, b, alpha)
+    assert problem.p == pytest.approx(p)
+    assert float(problem.best_alpha(s, positive, w)) == pytest.approx(float(alpha))
+    assert float(value) == pytest.approx(p * (1 - p) * (float(pairs) - 1), abs=1e-9)
     for da, db, dalpha in [(0.1, 0, 0), (-0.1, 0, 0), (0, 0.1, 0), (0, -0.1, 0), (0, 0, 0.1), (0, 0, -0.1)]:
-        moved = problem.objective(s, positive, a + da, b + db, alpha + dalpha).mean()
+        moved = f(a + da, b + db, alpha + dalpha)
         assert (moved < value) if dalpha else (moved > value)
+
+
+@pytest.mark.parametrize("mean", ["rows", "clients"])
+def test_what_is_measured_is_what_clients_optimise(mean):
+    """loss and grad_phi are those of the mean over clients, as a server with all of them would see them."""
+    problem = uneven(mean, grad_phi=True)
+    z = Pair(*(value.double() + 0.1 for value in problem.init(2)))
+    batches = each(problem)
+    found = problem.evaluate(z)
+    f = torch.stack([problem.loss(z, xi) for xi in batches]).mean()
+    assert found["loss"] == pytest.approx(float(f), rel=1e-6)
+    whole_s = torch.cat([problem.scores(z.x, xi.rows["input"]) for xi in batches])
+    positive = torch.cat([xi.rows["positive"] for xi in batches])
+    alpha = problem.best_alpha(whole_s, positive, problem.weights(torch.device("cpu")))[None]
+    slopes = [field_of(problem)(Pair(z.x, alpha), xi) for xi in batches]
+    mean_of = Pair(*(torch.stack(values).mean(0) for values in zip(*slopes, strict=True)))
+    assert abs(float(mean_of.y)) < 1e-6  # alpha is where what clients ascend is highest
+    assert found["grad_phi"] == pytest.approx(float(mean_of.x.norm()), rel=1e-6)
+
+
+def test_rows_or_clients_count_the_same():
+    rows, clients = uneven("rows"), uneven("clients")
+    assert rows.p == pytest.approx(0.0992, abs=1e-4)
+    assert clients.p == pytest.approx(0.118, abs=1e-3)
+    assert float(rows.federation.own["worth"].mean()) == pytest.approx(1)
+    alike = [AUC(clients=103, network="logistic", mean=mean) for mean in ("rows", "clients")]  # 14 rows each
+    assert alike[0].p == pytest.approx(alike[1].p)
+    assert torch.equal(alike[0].federation.own["worth"], torch.ones(103, dtype=torch.float64))
+    assert not alike[1].federation.own
 
 
 def test_p_is_the_part_of_positives_among_all_clients():
@@ -93,7 +158,7 @@ def test_grad_phi_is_the_slope_of_the_loss_at_the_best_alpha():
     z = problem.init(2)
     xi = whole(problem)
     s, positive = problem.scores(z.x, xi.rows["input"]), xi.rows["positive"]
-    best = Pair(z.x, problem.best_alpha(s, positive)[None])
+    best = Pair(z.x, problem.best_alpha(s, positive, xi.weight.to(s.dtype))[None])
     g = field_of(problem)(best, xi)
     assert abs(float(g.y)) < 1e-6
     assert problem.evaluate(z)["grad_phi"] == pytest.approx(float(g.x.norm()), rel=1e-4)
@@ -212,6 +277,7 @@ def test_dirichlet_proportions_have_their_moments():
     [
         ({"dataset": "digit"}, "did you mean 'digits'"),
         ({"network": "lenet"}, "did you mean 'lenet5'"),
+        ({"mean": "client"}, "did you mean 'clients'"),
         ({"network": "lenet5"}, "takes images of"),
         ({"partition": "labels"}, "did you mean 'label'"),
         ({"clients": 5000}, "at most the number of rows"),

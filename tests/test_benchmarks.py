@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from benchmarks import collapse, dropout, own_task
+from benchmarks import collapse, dropout, gan_gap, own_task
 from benchmarks.plain import Plain
 from benchmarks.work import Order
 from benchmarks.workloads import Workload, write
@@ -13,8 +13,8 @@ from fedsaddle.engine.study import begin, points
 from fedsaddle.problems import AUC, Robust
 
 PROBLEMS = {
-    "logistic": lambda: AUC(clients=20, network="logistic"),
-    "mlp": lambda: AUC(clients=20, network="mlp"),
+    "logistic": lambda: AUC(clients=20, network="logistic", mean="clients"),
+    "mlp": lambda: AUC(clients=20, network="mlp", mean="clients"),
     "robust": lambda: Robust(clients=20, hidden=16),
 }
 RULES = {"cdma-nc": fs.CDMANC(0.1, 0.2, K=4), "cdma-ada": fs.CDMAADA(0.1, 0.2, 0.6, 0.2, K=4)}
@@ -151,3 +151,22 @@ def test_a_task_of_ones_own_is_timed_on_the_shipped_tasks_walk(monkeypatch, caps
     assert own_task.main(["--rounds=1", "--repeats=1", "--clients=10"]) > 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("cdma-nc"))
     assert float(line.split()[-1]) < 1e-5  # apart
+
+
+def test_the_gap_of_a_gan_is_separated_in_little_and_gone_on_with(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path / "data"))
+    words = ["--experiment=gan-digits", "--judge=small", "--epochs=33", "--rounds=2", "--seeds=0-1"]
+    words += ["--set=problem.samples=200", "--set=K=2", f"--folder={tmp_path / 'gap'}", f"--out={tmp_path}"]
+    gan_gap.main(words)
+    first = capsys.readouterr().out
+    lines = first.splitlines()
+    assert len(lines) == 2 + 8
+    assert "| as shipped | trained |" in lines[2]
+    assert "| a judge of 33 epochs | rescored |" in first
+    assert "| full gradients in chunks of 20 | trained |" in first
+    # Nothing is computed twice.
+    monkeypatch.setattr(gan_gap, "rescore", None)
+    monkeypatch.setattr("fedsaddle.runs.execution.course", None)
+    gan_gap.main(words)
+    assert capsys.readouterr().out == first
+    assert len((tmp_path / "gan-gap.csv").read_text().splitlines()) == 1 + 2 * 8

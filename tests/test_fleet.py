@@ -748,7 +748,7 @@ def listen(cohorts, weights=None):
     quorum = Quorum(invite=6)
     simulate(
         problem,
-        CDMAONE(0.01, 0.01, K=1),
+        CDMAONE(0.01, 0.01, K=2),
         rounds=12,
         seeds=(0, 1),
         quorum=quorum,
@@ -779,7 +779,7 @@ def test_simulate_invites_by_weight():
 
 def test_as_many_answers_are_used_as_the_paper_draws_in_both_phases():
     study = make_study(
-        Quadratic(clients=20, samples=3, dim_x=2, dim_y=2), CDMAONE(0.01, 0.01, K=1), seeds=(0, 1, 2)
+        Quadratic(clients=20, samples=3, dim_x=2, dim_y=2), CDMAONE(0.01, 0.01, K=2), seeds=(0, 1, 2)
     )
     lanes, seen = begin(study), set()
     for t in range(15):

@@ -762,8 +762,9 @@ def test_devices_train_on_rows_that_the_server_never_sees(own, tmp_path):
         for n, part in enumerate(parts)
     ]
     rows = {name: torch.cat([one[name] for one in held]) for name in held[0]}
-    problem.__dict__["federation"] = Federation(rows, torch.tensor([20, 29, 38]))
-    problem.learn({"p": float(rows["positive"].double().mean())})
+    worth = torch.zeros(3, dtype=torch.float64)
+    problem.__dict__["federation"] = Federation(rows, torch.tensor([20, 29, 38]), {"worth": worth})
+    problem.learn({"p": float(rows["positive"].double().mean()), "rows": 29.0})
     problem_of = {name: dataclasses.replace(study, problem=problem) for name, study in seen.studies.items()}
     seen = dataclasses.replace(seen, studies=problem_of)
     quick = dataclasses.replace(seen.studies["cdma-one"], fleet=Everybody())

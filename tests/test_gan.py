@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import io
 import math
+import sys
 import warnings
 
 import numpy
@@ -15,7 +16,9 @@ from torch.nn.functional import grid_sample, logsigmoid
 
 import fedsaddle as fs
 from fedsaddle import draws, judges, networks, scores
+from fedsaddle.app.rescore import rescore
 from fedsaddle.border.build import load
+from fedsaddle.cli import main
 from fedsaddle.core import Pair
 from fedsaddle.data import celeba, sources
 from fedsaddle.data.datasets import scaled
@@ -26,6 +29,7 @@ from fedsaddle.engine.visits import field_of
 from fedsaddle.networks import BatchNorm, Network
 from fedsaddle.pictures import grid, over_rounds
 from fedsaddle.problem import Batch
+from fedsaddle.report import read_runs
 from fedsaddle.runs import RunFolder, execute
 
 OBJECTIVES = ("saturating", "non-saturating", "wasserstein")
@@ -106,7 +110,7 @@ def test_the_saturating_field_is_the_gradient_of_one_loss():
     z, xi = start(problem), batch(problem)
 
     def f(z):
-        fake = problem.G(z.x, problem.noise(xi, z.x), xi.weight)
+        fake = problem.G(z.x, problem.drawn(xi, z.x), xi.weight)
         on_real, on_fake = (problem.D(z.y, rows, xi.weight)[:, 0] for rows in (xi.rows["real"], fake))
         return xi.mean(logsigmoid(on_real) + logsigmoid(-on_fake))
 
@@ -116,12 +120,50 @@ def test_the_saturating_field_is_the_gradient_of_one_loss():
     assert (other.x - problem.field(z, xi).x).norm() > 1e-3
 
 
+def test_the_generator_may_have_noise_of_its_own():
+    shared, apart = fs.GAN(), fs.GAN(noise="apart")
+    z, xi = start(shared), batch(shared)
+    one, other = shared.field(z, xi), apart.field(z, xi)
+    torch.testing.assert_close(other.y, one.y)
+    assert (other.x - one.x).norm() > 1e-3 * one.x.norm()
+    again = apart.field(z, xi)
+    assert torch.equal(again.x, other.x)  # gradients that correct each other share it
+
+
+def test_a_full_gradient_in_chunks_normalises_each_by_itself():
+    whole, chunked = fs.GAN(), fs.GAN(chunk=4)  # G normalises batches
+    z, xi = start(whole), batch(whole)  # 12 rows
+    parts = [
+        whole.field(
+            z,
+            xi._replace(
+                rows={"real": xi.rows["real"][rows]},
+                weight=torch.full((4,), 0.25, dtype=torch.float64),
+                key=draws.fold(xi.key, (1 << 42) + number),
+            ),
+        )
+        for number, rows in enumerate((slice(0, 4), slice(4, 8), slice(8, 12)))
+    ]
+    expected = Pair(*(sum(values) / 3 for values in zip(*parts, strict=True)))
+    found = chunked.field(z, xi)
+    torch.testing.assert_close(found, expected)
+    assert (found.x - whole.field(z, xi).x).norm() > 1e-2 * found.x.norm()
+    # Rows that pad a client change nothing, not even if a chunk has no others; a minibatch is one chunk.
+    padded = xi._replace(
+        rows={"real": torch.cat([xi.rows["real"], torch.ones(6, 1, 8, 8, dtype=torch.float64)])},
+        weight=torch.cat([xi.weight, torch.zeros(6, dtype=torch.float64)]),
+    )
+    torch.testing.assert_close(chunked.field(z, padded), found)
+    few = batch(whole, rows=4)
+    assert torch.equal(chunked.field(z, few).y, whole.field(z, few).y)
+
+
 def test_the_penalty_is_of_the_critic_alone():
     problem, dearer = (fs.GAN(objective="wasserstein", penalty=penalty) for penalty in (1e-9, 5.0))
     z, xi = start(problem), batch(problem)
 
     def f(z):
-        fake = problem.G(z.x, problem.noise(xi, z.x), xi.weight)
+        fake = problem.G(z.x, problem.drawn(xi, z.x), xi.weight)
         return xi.mean((problem.D(z.y, xi.rows["real"], xi.weight) - problem.D(z.y, fake, xi.weight))[:, 0])
 
     torch.testing.assert_close(problem.field(z, xi), torch.func.grad(f)(z), rtol=1e-6, atol=1e-8)
@@ -170,7 +212,7 @@ def test_the_noise_is_in_xi():
     z, xi = start(problem), batch(problem)
     assert torch.equal(problem.field(z, xi).x, problem.field(z, xi).x)
     assert not torch.equal(problem.field(z, xi).x, problem.field(z, batch(problem, key=6)).x)
-    noise = problem.noise(batch(problem, rows=1000), z.x)
+    noise = problem.drawn(batch(problem, rows=1000), z.x)
     assert noise.shape == (1000, 100)
     assert -1 <= float(noise.min()) < -0.99 < 0.99 < float(noise.max()) < 1
     assert abs(float(noise.mean())) < 0.01
@@ -540,3 +582,115 @@ def test_a_run_folder_keeps_samples(cache, tmp_path):
 def test_bad_dials_are_refused(dials, says):
     with pytest.raises(fs.BadInput, match=says):
         fs.GAN(**dials)
+
+
+# --- what real pictures score, and other judges -------------------------------------------------------------
+
+
+def test_a_judge_of_other_epochs_is_another_judge(cache):
+    device = torch.device("cpu")
+    as_told, said, longer = (fs.GAN(judge_epochs=epochs)._judge(device)[0] for epochs in (0, 30, 33))
+    assert as_told.name == said.name  # its recipe's 30
+    assert longer.name != as_told.name
+    with pytest.raises(fs.BadInput, match=r"right on .* of the test rows, 97% are needed; it is not used"):
+        fs.GAN(judge_epochs=1)._judge(device)
+
+
+def test_real_scores_are_what_the_judge_says_of_real_pictures(cache):
+    problem = fs.GAN(samples=300)
+    found, data = problem.real_scores(torch.device("cpu")), problem.data
+    judge, real = problem._judge(torch.device("cpu"))
+    seen = judge.features(scaled(data.test_inputs))
+    splits = scores.disjoint(len(seen), 10)
+    assert found["inception_score"] == pytest.approx(
+        scores.inception_score(judge.probabilities(seen), splits)
+    )
+    train = judge.features(scaled(data.inputs[torch.arange(300) * len(data.inputs) // 300]))
+    assert found["frechet"] == pytest.approx(
+        scores.frechet_distance(scores.moments(train), real[""]), rel=1e-6
+    )
+    made = problem.evaluate(problem.init(0))
+    assert found["inception_score"] > 2 * made["inception_score"]
+    assert found["frechet"] < 0.1 * made["frechet"]
+
+
+def test_a_run_says_what_real_pictures_score(cache, tmp_path, capsys):
+    problem = fs.GAN(samples=100, noise="apart", chunk=10)
+    outcome = fs.run(problem, fs.CDMAONE(0.1, 0.05, K=2), rounds=2, batch=5, out=tmp_path / "run")
+    assert outcome is not None
+    (run,) = read_runs([tmp_path / "run"])
+    assert run.real == pytest.approx(problem.real_scores(torch.device("cpu")))
+    page = (tmp_path / "run" / "report.html").read_text()
+    value = f"{run.real['inception_score']:.7g}"
+    assert f'"real":[{float(value)}]' in page
+    (tmp_path / "run" / "real.json").write_text('{"frechet": "low"}')
+    with pytest.raises(fs.BadInput, match=r"real.json is damaged"):
+        read_runs([tmp_path / "run"])
+
+
+def test_noise_apart_and_chunks_are_the_loops_too(cache):
+    """In float32, to its rounding; clients of unequal size, so that chunks are padded."""
+    problem = fs.GAN(samples=100, noise="apart", chunk=10, partition="dirichlet", clients=20)
+    ends = [
+        fs.simulate(problem, fs.CDMAONE(0.02, 0.02, K=2), rounds=1, executor=ask, batch=4).z
+        for ask in (fs.Vectorised(), fs.Loop())
+    ]
+    for fast, slow in zip(*ends, strict=True):
+        torch.testing.assert_close(fast, slow, rtol=1e-3, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def played(trained, tmp_path_factory):
+    """A short run of gan-digits, two algorithms with two seeds."""
+    folder = tmp_path_factory.mktemp("runs") / "gan"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSADDLE_DATA", str(trained))
+        fs.run(
+            "gan-digits",
+            algorithms=["cdma-one", "cdma-nc"],
+            rounds=2,
+            seeds="0-1",
+            settings={"problem.samples": 300, "K": 2, "evaluate_every": 2},
+            out=folder,
+        )
+    return folder
+
+
+def test_kept_generators_are_rescored_without_training(cache, played):
+    same = rescore(played, [])
+    assert [(one.algorithm, one.seed) for one in same.lanes] == [
+        (name, seed) for name in ("cdma-one", "cdma-nc") for seed in (0, 1)
+    ]
+    for one in same.lanes:
+        assert one.now == pytest.approx(one.before, rel=1e-5)
+    assert same.real_now == pytest.approx(same.real_before)
+    longer = rescore(played, ["problem.judge_epochs=33"], ["cdma-one"])
+    assert len(longer.lanes) == 2
+    for one, other in zip(longer.lanes, same.lanes, strict=False):
+        assert one.before == other.before
+        assert one.now["inception_score"] != pytest.approx(one.before["inception_score"], rel=1e-4)
+        assert one.now["f"] == pytest.approx(one.before["f"], rel=1e-5)  # no judge has a say in it
+    assert longer.real_now["inception_score"] != longer.real_before["inception_score"]
+
+
+def test_only_how_a_run_is_judged_can_be_set_for_a_rescore(cache, played):
+    with pytest.raises(fs.BadInput, match="only keys of the problem can be set"):
+        rescore(played, ["rounds=3"])
+    with pytest.raises(fs.BadInput, match="unknown algorithm in this experiment 'cdma-ada'"):
+        rescore(played, [], ["cdma-ada"])
+    with pytest.raises(fs.BadInput, match="judge_epoch"):
+        rescore(played, ["problem.judge_epoch=3"])
+
+
+def test_the_command_rescores(cache, played, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fedsaddle", "rescore", str(played), "--out", str(tmp_path / "s.csv")])
+    monkeypatch.setattr("sys.argv", [*sys.argv, "--set", "problem.splits=nested"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "inception_score of each seed's last point"
+    assert [line.split()[0] for line in told[2:7]] == ["cdma-one", "cdma-one", "cdma-nc", "cdma-nc", "real"]
+    table = (tmp_path / "s.csv").read_text().splitlines()
+    assert table[0] == "algorithm,seed,metric,before,now"
+    assert len(table) == 1 + 4 * 4 + 2

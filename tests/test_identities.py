@@ -28,8 +28,25 @@ def assert_same(one, other):
 
 
 def test_one_with_a_single_step_is_parallel_sgda():
-    # The update phase has a cohort of its own, but a walk of one step along u does not depend on the client.
-    assert_same(end(fs.CDMAONE(0.1, 0.2, K=1)), end(fs.ParallelSGDA(0.1, 0.2)))
+    """To the last bit, and in what it sends: there is nothing for an update phase to do."""
+    one, parallel = end(fs.CDMAONE(0.1, 0.2, K=1)), end(fs.ParallelSGDA(0.1, 0.2))
+    assert torch.equal(one.server.z.x, parallel.server.z.x)
+    assert torch.equal(one.server.z.y, parallel.server.z.y)
+    assert one.posted == parallel.posted
+
+
+@pytest.mark.parametrize("rule", [fs.CDMAONE, fs.CDMAADA])
+def test_a_single_step_on_the_server_is_the_walk_of_one_step_that_clients_would_make(rule):
+    @dataclasses.dataclass(frozen=True)
+    class Asked(rule):
+        def phases(self):
+            more = vars(self) | {"K": 2}
+            collect, update = rule(**more).phases()
+            return collect, dataclasses.replace(update, steps=1)
+
+    settings = (0.1, 0.2) if rule is fs.CDMAONE else (0.1, 0.2, 0.7, 0.3)
+    assert len(rule(*settings, K=1).phases()) == 1
+    assert_same(end(rule(*settings, K=1)), end(Asked(*settings, K=1)))
 
 
 def test_ada_with_alpha_one_is_one():

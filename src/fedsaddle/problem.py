@@ -210,6 +210,14 @@ class Pictured(Protocol):
 
 
 @runtime_checkable
+class Judged(Protocol):
+    """A task whose metrics also say something of real rows. Reports lay both side by side."""
+
+    def real_scores(self, device: torch.device) -> dict[str, float]:
+        """What real rows have, by the names of metrics."""
+
+
+@runtime_checkable
 class Modelled(Protocol):
     """A task that trains networks, and can give them back."""
 

@@ -54,8 +54,8 @@ def lengths(problem, monkeypatch):
 @pytest.mark.parametrize(
     ("problem", "traced", "played"),
     [
-        (lambda: AUC(dataset="digits", clients=50, network="logistic"), 1260, 609),
-        (lambda: AUC(dataset="digits", clients=50, network="mlp"), 1826, 841),
+        (lambda: AUC(dataset="digits", clients=50, network="logistic", mean="clients"), 1260, 609),
+        (lambda: AUC(dataset="digits", clients=50, network="mlp", mean="clients"), 1826, 841),
         (Digits, 3478, 1986),
     ],
     ids=["logistic", "mlp", "lenet"],

@@ -9,6 +9,9 @@
     K times: x <- x - eta d.x, y <- y + gamma d.y; then z_{t+1} = mean_i z_i
 
 G_i is a gradient on a minibatch xi, g_i on all of client i's data. u.x and u.y are the paper's u_t and v_t.
+
+With K = 1 a corrected walk is one step along u, whoever makes it: G_i(z_t; xi) cancels. The server makes it
+itself, and no second cohort is asked. So ONE is Parallel SGDA there, in what it computes and what it sends.
 """
 
 from __future__ import annotations
@@ -124,7 +127,12 @@ class CDMAONE:
     def average(self, server: Corrected, turn: Turn, z: Parameters) -> Corrected:
         return server._replace(z=z)
 
+    def descend(self, server: Corrected, turn: Turn, g: Gradients) -> Corrected:
+        return Corrected(step(server.z, g, self.eta, self.gamma), g)
+
     def phases(self) -> tuple[Phase, ...]:
+        if self.K == 1:
+            return (Phase("collect", self.send_point, self.collect, self.descend),)
         return (
             Phase("collect", self.send_point, self.collect, self.correct),
             Phase("update", self.send_correction, self.update, self.average, steps=self.K),
@@ -186,7 +194,13 @@ class CDMAADA:
     def average(self, server: Momentum, turn: Turn, z: Parameters) -> Momentum:
         return server._replace(z=z)
 
+    def descend(self, server: Momentum, turn: Turn, g: Gradients) -> Momentum:
+        known = self.correct(server, turn, g)
+        return known._replace(z=step(known.z, known.u, self.eta(turn.t), self.gamma(turn.t)))
+
     def phases(self) -> tuple[Phase, ...]:
+        if self.K == 1:
+            return (Phase("collect", self.send_points, self.collect, self.descend),)
         return (
             Phase("collect", self.send_points, self.collect, self.correct),
             Phase("update", self.send_correction, self.update, self.average, steps=self.K),

@@ -11,7 +11,8 @@ at its end the centre moves to z.
 
 Every client starts with c_i = 0, so that c stays the mean of all c_i. Neither is reset between stages.
 beta = 1 is the published rule; the authors' release of CDMA leaves the dual uncorrected, beta = 0.
-The division by `decay` = 3 is that release's too; the paper names only K_0.
+The division by `decay` = 3 is of CODASCA's own published code, which that release took over; the paper names
+only K_0. That code also moves the centre to the average of its stage, and clips.
 """
 
 from __future__ import annotations

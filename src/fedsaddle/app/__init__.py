@@ -7,6 +7,7 @@
     doctor    what is wrong or slow here
     results   what a run or a sweep has come to: its report, and whether something came to nothing
     replay    a run's history, played again in the simulator
+    rescore   the last points of a run, judged otherwise; nothing is trained
     models    what was trained, as a module, as scores of new rows, as a file for others, as pictures
     new       the first files of an algorithm, a problem or an experiment of one's own
     deploy    the same experiment on devices, or as one of them

@@ -99,7 +99,7 @@ def replay_run(
             if name in saved["done"]:
                 path = folder / "final" / f"{name}.safetensors"
                 stored = read_tensors(path, saved["done"][name])
-                ends = [_point(stored, seed, path) for seed in study.seeds]
+                ends = [point_of(stored, seed, path) for seed in study.seeds]
                 rounds = plan.rounds
             elif saved["state"] and saved["state"]["algorithm"] == name:
                 stop = read_state(folder, plan, saved["state"])
@@ -139,7 +139,8 @@ def _rules(plan: Plan) -> dict[str, Rules]:
     }
 
 
-def _point(stored: dict[str, torch.Tensor], seed: int, path: Path) -> Pair:
+def point_of(stored: dict[str, torch.Tensor], seed: int, path: Path) -> Pair:
+    """A seed's last point, of a file that holds those of all seeds."""
     try:
         return Pair(stored[f"{seed}.x"], stored[f"{seed}.y"])
     except KeyError:

@@ -326,7 +326,7 @@ def join(
     raise typer.Exit(deploy.join(experiment, server, key, device, Terminal(out), **own))
 
 
-for _command in (reproduce, models.predict, models.export, models.sample, doctor):
+for _command in (reproduce, models.predict, models.export, models.sample, models.rescore, doctor):
     app.command()(_command)
 
 

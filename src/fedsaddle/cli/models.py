@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fedsaddle.border.trained import ALL, check_format, which_model
-from fedsaddle.cli.options import Code
+from fedsaddle.cli.options import Code, DeviceOption, Only, Set
 from fedsaddle.errors import BadInput, check_count, check_seed
 
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
@@ -95,6 +95,40 @@ def sample(
 
     _write(file, models.sample(run, count, algorithm, seed, best, seed_noise))
     print(f"pictures {file}")
+
+
+def rescore(
+    run: RunArgument,
+    set_: Set = None,
+    algorithm: Only = None,
+    file: Annotated[Path | None, typer.Option("--out", help="A CSV file with all metrics.")] = None,
+    device: DeviceOption = None,
+    code: Code = None,
+) -> None:
+    """Judge again what a run has trained, such as with --set problem.judge_epochs=60; nothing is trained."""
+    if not os.path.isfile(run / "checkpoint.json"):
+        raise BadInput(f"{run} is not the folder of a run: it has no checkpoint.json")
+    _check_place(file)
+
+    from fedsaddle.app.rescore import rescore as judge_again
+
+    chosen = [name.strip() for names in algorithm or () for name in names.split(",")]
+    found = judge_again(run, set_ or (), chosen, device and device.lower(), code or ())
+    rows = [(one.algorithm, str(one.seed), one.before, one.now) for one in found.lanes]
+    if found.real_now:
+        rows.append(("real rows", "", found.real_before, found.real_now))
+    print(f"{found.metric} of each seed's last point\n{'algorithm':<24}{'seed':>6}{'before':>10}{'now':>10}")
+    for name, seed, *scores in rows:
+        before, now = (f"{one[found.metric]:.4g}" if found.metric in one else "" for one in scores)
+        print(f"{name:<24}{seed:>6}{before:>10}{now:>10}")
+    if file is not None:
+        text = io.StringIO()
+        lines = csv.writer(text, lineterminator="\n")
+        lines.writerow(["algorithm", "seed", "metric", "before", "now"])
+        for name, seed, was, scored in rows:
+            lines.writerows([name, seed, key, was.get(key, ""), value] for key, value in scored.items())
+        _write(file, text.getvalue().encode())
+        print(f"scores   {file}")
 
 
 def _check_place(file: Path | None) -> None:

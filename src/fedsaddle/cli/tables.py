@@ -50,6 +50,8 @@ def _run_table(results: Results, wide: bool) -> Table:
             f"{spent[one.label]:.3g}" if one.label in spent else "",
             str(one.abandoned),
         )
+    if metric in results.run.real:
+        table.add_row("real rows", f"{results.run.real[metric]:.4g}")
     return table
 
 

@@ -2,9 +2,14 @@
 
     F = (1-p) (s-a)^2 1+  +  p (s-b)^2 1-  +  2 (1+alpha) (p s 1- - (1-p) s 1+)  -  p (1-p) alpha^2
 
-s is the score of a row, 1+ and 1- say whether its label is positive, p is the part of positives among all
-clients' rows. For fixed scores the saddle over (a, b, alpha) is p (1-p) (L - 1), where L is the mean of
-(1 - s_i + s_j)^2 over all pairs of a positive i and a negative j: the squared surrogate of 1 - AUC.
+s is the score of a row, 1+ and 1- say whether its label is positive, p is the part of positives. For fixed
+scores the saddle over (a, b, alpha) is p (1-p) (L - 1), where L is the mean of (1 - s_i + s_j)^2 over all
+pairs of a positive i and a negative j: the squared surrogate of 1 - AUC.
+
+That holds if p and f are means by the same weights. A federated f is a mean over clients, so where clients
+have n_i of n rows, n_i N / n times each one's loss is the mean over all rows (`mean = "rows"`). With
+`mean = "clients"` every client counts the same, as in the paper, whose clients are of one size: then p is the
+mean of the clients' parts, and a pair counts by the product of its rows' weights.
 """
 
 from __future__ import annotations
@@ -56,6 +61,7 @@ class AUC(OnDevices, Measured):
     network: str = "mlp"  # lenet5, cifar-cnn, logistic or mlp
     # By one output; by the second of ten classes; or by that after the release's ReLU, of lenet5 alone:
     scoring: Literal["sigmoid", "softmax", "release"] = "sigmoid"
+    mean: Literal["rows", "clients"] = "rows"  # who counts the same: all rows, or all clients
     positive: bool | int | str | None = None  # the class to be found; 0 in the datasets with a name
     seed: Seed = 0  # of the partition, and of which rows are tested
     # Of each class's training rows, kept from the clients to choose settings by:
@@ -76,6 +82,7 @@ class AUC(OnDevices, Measured):
             ("partition", self.partition, (*PARTITIONS, DEVICES)),
             ("network", self.network, NETWORKS),
             ("scoring", self.scoring, ("sigmoid", "softmax", "release")),
+            ("mean", self.mean, ("rows", "clients")),
         ):
             if given not in known and not (what == "dataset" and tables.is_table(given)):
                 hint = "; or give the path of a .csv or .npz file" if what == "dataset" else ""
@@ -157,12 +164,18 @@ class AUC(OnDevices, Measured):
             raise BadInput(
                 f"of all devices' {rows} rows {positives} are positive; there must be some of both"
             )
-        return {"p": positives / rows}
+        parts = [one["positives"] / one["rows"] for one in counts]
+        p = positives / rows if self.mean == "rows" else sum(parts) / len(parts)
+        return {"p": p, "rows": rows / len(counts)}
 
     def learn(self, facts: Facts) -> None:
-        if not 0 < facts["p"] < 1:
-            raise BadInput(f"p must be between 0 and 1, got {facts['p']}")
-        self._local.facts = {"p": facts["p"]}
+        """Go by the part of positives, and by how many rows a device has on average."""
+        p, rows = facts.get("p", 0.0), facts.get("rows", 0.0)
+        if not 0 < p < 1 or not 1 <= rows < 2**53:
+            raise BadInput(f"p must be between 0 and 1 and rows at least 1, got {p} and {rows}")
+        for name, worth in self._worth(self.federation.sizes, rows).items():
+            self.federation.own[name].copy_(worth)
+        self._local.facts = {"p": p, "rows": rows}
 
     @property
     def pinned(self) -> dict[str, str]:
@@ -233,13 +246,24 @@ class AUC(OnDevices, Measured):
 
     @cached_property
     def federation(self) -> Federation:
-        if self._local.rows is not None:
-            return self._local.rows
-        order = torch.cat(self.parts)
+        if (held := self._local.rows) is not None:  # what these are worth is learnt
+            return Federation(held.rows, held.sizes, self._worth(held.sizes, 1.0))
+        order, sizes = torch.cat(self.parts), torch.tensor([len(part) for part in self.parts])
         return Federation(
             rows={"input": self.data.inputs[order], "positive": self.data.labels[order] == self.target},
-            sizes=torch.tensor([len(part) for part in self.parts]),
+            sizes=sizes,
+            own=self._worth(sizes, len(order) / len(sizes)),
         )
+
+    def _worth(self, sizes: Tensor, rows: float) -> Columns:
+        """What each client's loss counts, if it is by its rows and one has so many on average."""
+        return {"worth": sizes.to(torch.float64) / rows} if self.mean == "rows" else {}
+
+    def weights(self, device: torch.device) -> Tensor:
+        """What each training row counts in f; they add up to one."""
+        held = self.federation.to(device)
+        each = held.own.get("worth", 1.0) / (held.sizes.to(torch.float64) * len(held))
+        return each.repeat_interleave(held.sizes, output_size=len(held.rows["positive"]))
 
     @cached_property
     def test_rows(self) -> Federation:
@@ -256,12 +280,12 @@ class AUC(OnDevices, Measured):
 
     @property
     def p(self) -> float:
-        """The part of positives, which a server can add up from two numbers of each client."""
+        """The part of positives, by rows or by clients; a server adds it up from two numbers of each."""
         return self._local.facts.get("p") or self._counted
 
     @cached_property
     def _counted(self) -> float:
-        return float(self.federation.rows["positive"].to(torch.float64).mean())
+        return float(self.weights(torch.device("cpu")) @ self.federation.rows["positive"].to(torch.float64))
 
     @cached_property
     def model(self) -> Network:
@@ -315,12 +339,13 @@ class AUC(OnDevices, Measured):
     def loss(self, z: Pair, xi: Batch) -> Tensor:
         weights, a, b = z.x.split([self.model.size, 1, 1])  # in one go, whose gradient is one copy
         s = self._scores(weights, xi.rows["input"])
-        return xi.mean(self.objective(s, xi.rows["positive"], a, b, z.y))
+        f = xi.mean(self.objective(s, xi.rows["positive"], a, b, z.y))
+        return f * xi.own["worth"].to(f.dtype) if self.mean == "rows" else f
 
-    def best_alpha(self, s: Tensor, positive: Tensor) -> Tensor:
-        """The maximiser of F over all rows: the mean score of the negatives less that of the positives."""
-        one = positive.to(s.dtype)
-        return s @ (1 - one) / (1 - one).sum() - s @ one / one.sum()
+    def best_alpha(self, s: Tensor, positive: Tensor, weight: Tensor) -> Tensor:
+        """The maximiser of f over all rows: the mean score of the negatives less that of the positives."""
+        one, zero = weight * positive, weight * ~positive
+        return s @ zero / zero.sum() - s @ one / one.sum()
 
     def all_scores(self, x: Tensor, inputs: Tensor) -> Tensor:
         return torch.cat([self.scores(x, rows) for (rows,) in chunks(inputs)])
@@ -341,7 +366,7 @@ class AUC(OnDevices, Measured):
                 "test_auc": auroc(test, test_positive),
                 "test_precision": average_precision(test, test_positive),
             }
-        s = self.all_scores(z.x, train)
+        s, weight = self.all_scores(z.x, train), self.weights(z.x.device).to(z.x.dtype)
         found = {"test_auc": auroc(test, test_positive)}
         if self.validation_share:
             held = self._validated.to(z.x.device).rows
@@ -349,22 +374,21 @@ class AUC(OnDevices, Measured):
         found |= {
             "train_auc": auroc(s, positive),
             "test_precision": average_precision(test, test_positive),
-            "loss": self.objective(s, positive, z.x[-2], z.x[-1], z.y[0]).mean(),
+            "loss": weight @ self.objective(s, positive, z.x[-2], z.x[-1], z.y[0]),
         }
-        return found | ({"grad_phi": self._slope(z, s).norm()} if self.grad_phi else {})
+        return found | ({"grad_phi": self._slope(z, s, weight).norm()} if self.grad_phi else {})
 
     details = ranking_details
 
-    def _slope(self, z: Pair, s: Tensor) -> Tensor:
-        """The gradient of Phi = max_y f at x, where all training rows have these scores."""
+    def _slope(self, z: Pair, s: Tensor, weight: Tensor) -> Tensor:
+        """The gradient of Phi = max_y f at x, where all training rows have these scores and weights."""
         rows = self.federation.to(z.x.device).rows
-        train, positive = rows["input"], rows["positive"]
-        alpha = self.best_alpha(s, positive)
+        alpha = self.best_alpha(s, rows["positive"], weight)
 
-        def part(x: Tensor, rows: Tensor, positive: Tensor) -> Tensor:
-            return self.objective(self.scores(x, rows), positive, x[-2], x[-1], alpha).sum()
+        def part(x: Tensor, rows: Tensor, positive: Tensor, weight: Tensor) -> Tensor:
+            return weight @ self.objective(self.scores(x, rows), positive, x[-2], x[-1], alpha)
 
         slope = torch.zeros_like(z.x)
-        for some, own in chunks(train, positive):
-            slope += torch.func.grad(part)(z.x, some, own) / len(train)
+        for some in chunks(rows["input"], rows["positive"], weight):
+            slope += torch.func.grad(part)(z.x, *some)
         return slope

@@ -10,11 +10,12 @@ y ascends f. What x descends is a named objective:
 
     penalty E(|grad D(m)| - 1)^2,        m = u a + (1 - u) G(w), u ~ U[0, 1]
 
-The noise of a batch is drawn from its key, one vector for each of its rows, and both players use it; so are
-the u. So two gradients on the same xi share all their randomness, as the corrections of CDMA need; the
-release draws the generator's noise anew. Batch normalisation uses the batch's own statistics, in training and
-when pictures are made to be judged (a hundred at a time); a full local gradient takes all rows of a client as
-one batch.
+The noise of a batch is drawn from its key, one vector for each of its rows; so are the u. So two gradients on
+the same xi share all their randomness, as the corrections of CDMA need. Both players use the same noise; with
+`noise = "apart"` G's slope has a draw of its own, as in the authors' release. Batch normalisation uses the
+batch's own statistics, in training and when pictures are made to be judged (a hundred at a time). A full
+local gradient takes all rows of a client as one batch, or as batches of `chunk` rows, as the release does:
+these are two functions, for a mean over 120 rows is not the mean of four over 30.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch.nn.functional import softplus
 
 from fedsaddle import draws, judges, networks, scores
 from fedsaddle.blueprint import Blueprint, Piece
-from fedsaddle.core import Count, Pair, Range
+from fedsaddle.core import Count, Pair, Range, zeros_like
 from fedsaddle.data import celeba
 from fedsaddle.data.datasets import DATASETS, Dataset, scaled
 from fedsaddle.data.devices import DEVICES, Columns, Local, OnDevices
@@ -42,7 +43,7 @@ from fedsaddle.judges import Judge
 from fedsaddle.metric import Metric
 from fedsaddle.networks import NOISE, BatchNorm, Network
 from fedsaddle.problem import Batch, Federation
-from fedsaddle.ranges import Above0, Seed, check
+from fedsaddle.ranges import Above0, CountOr0, Seed, check
 
 
 def logsigmoid(logits: Tensor) -> Tensor:
@@ -70,7 +71,8 @@ OBJECTIVES = {
         lambda outputs: outputs, lambda outputs: -outputs, lambda outputs: -outputs, True
     ),
 }
-MIXTURE = 1 << 40  # what a batch's key is folded with for the u; the noise is numbered from 0
+# What a batch's key is folded with, for the u, for noise of G's own and for chunks; noise is numbered from 0.
+MIXTURE, APART, CHUNKS = 1 << 40, 1 << 41, 1 << 42
 PLAYERS = {  # generator, discriminator, and the pictures they are for
     "digits": (networks.digits_generator, networks.digits_discriminator, (1, 8, 8)),
     "mnist": (networks.mnist_generator, networks.mnist_discriminator, (1, 28, 28)),
@@ -98,7 +100,10 @@ class GAN(OnDevices):
     network: str = "digits"  # digits, mnist or dcgan
     objective: Literal["saturating", "non-saturating", "wasserstein"] = "saturating"
     penalty: Above0 = 10.0  # of wasserstein: what y pays for a slope of D that is not 1
+    noise: Literal["shared", "apart"] = "shared"  # whether G's slope has the noise of D's, or its own
+    chunk: CountOr0 = 0  # rows of a gradient that are normalised together; with 0, all
     judge: str = "small"  # small, resnet18 or inception
+    judge_epochs: CountOr0 = 0  # that a classifier is trained for; with 0, as its recipe says
     splits: Literal["disjoint", "nested"] = "disjoint"  # of the Inception Score
     samples: Annotated[int, Range(least=PICTURES_TOGETHER, most=10**6)] = 10_000  # pictures that are judged
     seed: Seed = 0  # of the partition
@@ -114,6 +119,7 @@ class GAN(OnDevices):
             ("partition", self.partition, GAN_PARTITIONS),
             ("network", self.network, PLAYERS),
             ("objective", self.objective, OBJECTIVES),
+            ("noise", self.noise, ("shared", "apart")),
             ("judge", self.judge, JUDGES),
             ("splits", self.splits, scores.SPLITS),
         ):
@@ -156,6 +162,7 @@ class GAN(OnDevices):
             idle["penalty"] = f"it is of objective wasserstein, not of {self.objective}"
         if self.judge == "inception":
             idle["splits"] = "judge inception gives no Inception Score"
+            idle["judge_epochs"] = "judge inception is not trained here"
         else:
             idle["inception"] = f"it is of judge inception, not of {self.judge}"
         return without_effect(self, idle)
@@ -204,14 +211,36 @@ class GAN(OnDevices):
         x, y = (int(draws.key(draws.INIT, seed, player)) for player in (0, 1))
         return Pair(self.G.init(x), self.D.init(y))
 
-    def noise(self, xi: Batch, like: Tensor) -> Tensor:
+    def drawn(self, xi: Batch, like: Tensor) -> Tensor:
         """(row, 100) in [-1, 1]; a row's does not depend on how many rows there are."""
         return (2 * draws.uniform(xi.key, len(xi.weight), NOISE) - 1).to(like.dtype)
 
     def field(self, z: Pair, xi: Batch) -> Pair:
+        """What x descends and what y ascends, over all rows as one batch or over chunks of them."""
+        if not self.chunk or len(xi.weight) <= self.chunk:
+            return self.slopes(z, xi)
+        found = zeros_like(z)
+        for number, start in enumerate(range(0, len(xi.weight), self.chunk)):
+            rows = slice(start, start + self.chunk)
+            part = xi.weight[rows].sum()
+            # Rows that only pad a client may fill a chunk: it counts nothing, and must not divide by that.
+            weight = torch.where(part > 0, xi.weight[rows] / part, 1 / len(xi.weight[rows]))
+            key = draws.fold(xi.key, CHUNKS + number)
+            some = xi._replace(rows={"real": xi.rows["real"][rows]}, weight=weight, key=key)
+            found = found + part.to(z.x.dtype) * self.slopes(z, some)
+        return found
+
+    def slopes(self, z: Pair, xi: Batch) -> Pair:
+        """Those of both players on one batch."""
+        found = self.played(z, xi, self.drawn(xi, z.x))
+        if self.noise == "shared":
+            return found
+        other = xi._replace(key=draws.fold(xi.key, APART))
+        return Pair(self.played(z, xi, self.drawn(other, z.x)).x, found.y)
+
+    def played(self, z: Pair, xi: Batch, noise: Tensor) -> Pair:
         """D sees real and generated pictures by themselves, and each once, for both players."""
         weight, real = xi.weight.to(z.y.dtype), scaled(xi.rows["real"], z.y.dtype)
-        noise = self.noise(xi, z.x)
 
         def ascends(y: Tensor) -> tuple[Tensor, Tensor]:
             def descends(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -277,11 +306,36 @@ class GAN(OnDevices):
         if self.judge == "inception":
             judge = judges.inception(self.inception, device)
         else:
-            judge = judges.classifier(self.dataset, self.judge, self.data, device)
+            judge = judges.classifier(self.dataset, self.judge, self.data, device, self.judge_epochs)
         rows = {"": self.data.test_inputs}
         if self.validation_share:
             rows["validation_"] = self.data.inputs[set_aside(self.data, self.validation_share, self.seed)[1]]
         return judge, {name: judges.real_moments(judge, own, device) for name, own in rows.items()}
+
+    @cache  # noqa: B019
+    def real_scores(self, device: torch.device) -> dict[str, float]:
+        """What real pictures score: those of the test rows, and how far as many training rows are from them.
+
+        No generator should be expected to do better.
+        """
+        judge, real = self._judge(device)
+        rows = self.data.inputs
+        some = rows[torch.arange(min(self.samples, len(rows))) * len(rows) // min(self.samples, len(rows))]
+        found = self.scored(judge, judges.look(judge, some, device), {"": real[""]})
+        if judge.probabilities is not None:
+            found |= self.scored(judge, judges.look(judge, self.data.test_inputs, device), {})
+        return found
+
+    def scored(self, judge: Judge, features: Tensor, real: dict[str, scores.Moments]) -> dict[str, float]:
+        """Inception Score, if the judge tells classes, and Frechet distances, or FID, to these moments."""
+        found = {}
+        if judge.probabilities is not None:
+            splits = scores.SPLITS[self.splits](len(features), 10)
+            found["inception_score"] = scores.inception_score(judge.probabilities(features), splits)
+        if real:
+            name, seen = "fid" if judge.probabilities is None else "frechet", scores.moments(features)
+            found |= {f"{rows}{name}": scores.frechet_distance(seen, own) for rows, own in real.items()}
+        return found
 
     @property
     def metrics(self) -> dict[str, Metric]:
@@ -301,12 +355,7 @@ class GAN(OnDevices):
         judge, real = self._judge(z.x.device)
         fakes = self.generate(z.x, self.samples)
         features = torch.cat([judges.look(judge, fake, z.x.device) for fake in fakes])
-        found, seen = {}, scores.moments(features)
-        if judge.probabilities is not None:
-            splits = scores.SPLITS[self.splits](len(features), 10)
-            found["inception_score"] = scores.inception_score(judge.probabilities(features), splits)
-        name = "fid" if judge.probabilities is None else "frechet"
-        found |= {f"{rows}{name}": scores.frechet_distance(seen, own) for rows, own in real.items()}
+        found = self.scored(judge, features, real)
         return found | self.losses(z, torch.cat(fakes[: LOSS_ROWS // PICTURES_TOGETHER]))
 
     def losses(self, z: Pair, fake: Tensor) -> dict[str, float]:

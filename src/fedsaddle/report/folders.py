@@ -15,7 +15,7 @@ from fedsaddle.errors import BadInput
 from fedsaddle.metric import Metric
 from fedsaddle.pictures import chosen_lines
 from fedsaddle.problem import Detail
-from fedsaddle.runs import KEYS, refuse_constant
+from fedsaddle.runs import KEYS, REAL, refuse_constant
 
 HUGE = 1e150  # a seed beyond this is about to diverge; its squares and sums would already be infinite
 
@@ -57,6 +57,18 @@ def read_declared(folder: Path, names: Sequence[str]) -> dict[str, Metric]:
     if not all(metric.valid for metric in found.values()):
         raise damage(str(path), "what it declares is no metric")
     return found
+
+
+def read_real(folder: Path, names: Sequence[str]) -> dict[str, float]:
+    """What real rows have by the metrics that there are, where a problem says so."""
+    path = folder / REAL
+    try:
+        told = json.loads(path.read_bytes(), parse_constant=refuse_constant)
+        return {name: float(value) for name, value in dict(told).items() if name in names}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError, TypeError):
+        raise damage(str(path), "it does not say what real rows have") from None
 
 
 def read_table(path: Path) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:

@@ -76,7 +76,10 @@ def page_data(runs: Sequence[Run]) -> dict[str, Any]:
             for off, some in ((False, series), (True, others))
             for one in some
         ],
-        "metrics": [_metric(name, metric, series, others) for name, metric in metrics.items()],
+        "metrics": [
+            {**_metric(name, metric, series, others), "real": _real(runs, name)}
+            for name, metric in metrics.items()
+        ],
         "costs": [_costs(finding) for finding in findings(series, next(iter(metrics)))],
         "budget": common_budget(series),
         "few": FEW_SEEDS,
@@ -103,6 +106,11 @@ def _metric(name: str, metric: Metric, series: Sequence[Series], others: Sequenc
         "answer": verdict(found, name, metric),
         "found": [_row(finding) for finding in found],
     }
+
+
+def _real(runs: Sequence[Run], metric: str) -> list[float]:
+    """What real rows have: a number for each judge that there was."""
+    return sorted({_digits(run.real[metric]) for run in runs if metric in run.real})
 
 
 def _family(family: Family) -> dict[str, Any]:

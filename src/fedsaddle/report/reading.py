@@ -22,6 +22,7 @@ from fedsaddle.report.folders import (
     read_details,
     read_experiment,
     read_pictures,
+    read_real,
     read_table,
 )
 from fedsaddle.runs import KEYS, read_clock, read_environment
@@ -117,6 +118,7 @@ class Run:
     metrics: dict[str, Metric]  # the first is what a run is judged by
     series: list[Series]
     environment: list[dict[str, Any]]  # one entry for each time it was started
+    real: dict[str, float] = field(default_factory=dict)  # what real rows have, by metric, if it is known
 
     @property
     def judged_by(self) -> str:
@@ -176,7 +178,8 @@ def read_run(folder: Path) -> Run:
     if strangers:
         stranger = "{} with seed {}".format(*min(strangers))
         raise damage(str(folder), f"its experiment has no {stranger}")
-    return Run(folder, experiment, metrics, series, read_environment(folder))
+    real = read_real(folder, names)
+    return Run(folder, experiment, metrics, series, read_environment(folder), real)
 
 
 ENDS = ("diverged", "dropped")

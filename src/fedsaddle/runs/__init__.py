@@ -16,6 +16,7 @@
     samples/ALGORITHM-ROUND.png   of a problem that makes pictures: the first seed's at each evaluation,
     samples/ALGORITHM-rounds.png  and some of them over the rounds
     samples/real.png              some of what it was to learn
+    real.json               what real rows have by the metrics, if the problem can say so
     details/ALGORITHM.json  what the problem tells of each seed's end, if it tells anything
     best.toml               of a sweep: an experiment with each algorithm's best setting
     checkpoint.json, state-*.safetensors
@@ -45,6 +46,7 @@ are are put aside; each algorithm, in its turn, takes up its own and goes on fro
 """
 
 from fedsaddle.runs.checkpoints import read_checkpoint, read_state, read_tensors
+from fedsaddle.runs.details import REAL
 from fedsaddle.runs.diary import read_clock, read_environment, refuse_constant
 from fedsaddle.runs.execution import execute
 from fedsaddle.runs.files import sealed, unsealed, verified, write_atomically
@@ -57,6 +59,7 @@ __all__ = [
     "HISTORY",
     "KEYS",
     "NOTE",
+    "REAL",
     "Interrupted",
     "Plan",
     "RunFolder",

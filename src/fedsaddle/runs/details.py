@@ -13,9 +13,11 @@ from fedsaddle.engine.course import Stop
 from fedsaddle.engine.study import Study, points
 from fedsaddle.errors import Notice
 from fedsaddle.pictures import grid, over_rounds
-from fedsaddle.problem import Detailed, Held, Pictured
+from fedsaddle.problem import Detailed, Held, Judged, Pictured
 from fedsaddle.runs.files import write_atomically
 from fedsaddle.runs.plan import Plan
+
+REAL = "real.json"
 
 
 def keep_details(folder: Path, plan: Plan, key: str, stop: Stop) -> None:
@@ -56,12 +58,20 @@ def keep_pictures(folder: Path, plan: Plan, study: Study, stop: Stop) -> None:
     for what, pictures in originals.items():
         if not (folder / what / "real.png").exists():
             _write(folder / what / "real.png", grid(pictures))
+    keep_real_scores(folder, study)
     firsts = {study.names.index(name) for name in set(study.names)}
     for lane in (row.lane for row in stop.rows if row.lane in firsts):
         for what, pictures in study.problem.pictures(points(stop.lanes.server)[lane]).items():
             name = study.names[lane]
             _write(folder / what / f"{name}-{stop.round}.png", grid(pictures))
             _line_up(folder / what, plan, name, stop.round)
+
+
+def keep_real_scores(folder: Path, study: Study) -> None:
+    """real.json: what real pictures score by the same judge, without which no score says much."""
+    if isinstance(study.problem, Judged) and not (folder / REAL).exists():
+        found = study.problem.real_scores(study.device)
+        write_atomically(folder / REAL, json.dumps(found, allow_nan=False).encode())
 
 
 def _line_up(place: Path, plan: Plan, algorithm: str, last: int) -> None:

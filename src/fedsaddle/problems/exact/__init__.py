@@ -3,9 +3,10 @@
 f is the mean of the clients' f_i, each of them the mean over its rows. What makes clients and rows differ
 adds up to zero or is measured on the data that were drawn, so every answer holds to rounding. The dials have
 one meaning throughout: `clients` (N); `samples`, rows of a client, or (fewest, most); `heterogeneity`, how
-far the clients' gradients differ; `dissimilarity`, how far their Hessians differ (delta); `noise`, how far
-rows of one client differ; `seed`, which instance is drawn; `kappa`, except where `penalty` or `price` set it
-or it is fixed. Everything is in float64.
+far the clients' gradients differ; `dissimilarity`, how far the most unlike client's Hessian is from the mean
+one, in spectral norm (2 delta in the paper's letters); `noise`, how far rows of one client differ; `seed`,
+which instance is drawn; `kappa`, except where `penalty` or `price` set it or it is fixed. Everything is in
+float64.
 """
 
 from fedsaddle.problems.exact.least_squares import RobustLeastSquares

@@ -9,7 +9,7 @@ function against(row) {
     make("span", {class: "soft below"}, `to ${rival}`), unequal ? make("span", {class: "bad below"}, unequal) : null];  // it may be long
 }
 function drawTable() {
-  const {found, name, better, chance, answer} = metric(), some = test => found.some(test), ranked = better !== "neither";
+  const {found, name, better, chance, answer, real} = metric(), some = test => found.some(test), ranked = better !== "neither";
   const columns = [
     {title: "algorithm", value: row => row.label},
     {title: "seeds", value: row => row.final ? row.final.seeds : 0, show: row => [`${row.final ? row.final.seeds : 0} of ${row.seeds}`]},
@@ -29,6 +29,7 @@ function drawTable() {
   $("notes").replaceChildren(...notes(metric()).filter(Boolean).map(note => make("li", {}, note)));
   const lost = found.reduce((sum, row) => sum + row.diverged + (row.collapsed || 0), 0);
   $("answer").replaceChildren(answer, lost ? ` ${plural(lost, "seed")} diverged${chance === null ? "" : " or collapsed"}.` : "",
+    real.length ? ` Real rows have ${real.map(number).join(" or ")} by the same judge.` : "",
     data.sweeps.length && ranked ? " The settings were chosen on these very seeds, so every value here is optimistic." : "");
 }
 function notes({found, name, better, chance, ratios}) {
