@@ -395,6 +395,16 @@ def test_all_nine_equal_the_simulator_bit_for_bit(nine, tmp_path):
         assert (tmp_path / "real" / table).read_bytes() == (tmp_path / "sim" / table).read_bytes()
 
 
+def test_bounded_steps_are_the_simulators(nine, tmp_path):
+    bounds = ("steady.clip=0.02", "steady.warmup=3", "steady.reach=0.03")
+    deployed(plan_of(nine, *bounds), Clients(plan_of(nine, *bounds), tmp_path / "nodes"), tmp_path / "real")
+    simulated(plan_of(nine, *bounds), tmp_path / "sim")
+    assert_same_end(tmp_path / "real", tmp_path / "sim")
+    simulated(plan_of(nine), tmp_path / "plain")
+    plain, bounded = ends(tmp_path / "plain"), ends(tmp_path / "sim")
+    assert not any(torch.equal(value, bounded[key]) for key, value in plain.items())
+
+
 @pytest.mark.parametrize("task", ["auc", "robust", "fair", "gan"])
 def test_tasks_with_data_equal_the_simulator(nine, tmp_path, task):
     """In float32 too: a device computes what the loop over single clients does."""

@@ -40,6 +40,7 @@ FLOORS = [
         "judges",
         "pictures",
         "mishaps",
+        "steady",
     },
     {"faults", "merges", "history"},
     {"algorithms", "problems"},

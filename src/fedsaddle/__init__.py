@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from fedsaddle.problems.players import Ball, Box, Free, Nonnegative, Simplex
     from fedsaddle.problems.task import task
     from fedsaddle.simulate import make_study, simulate
+    from fedsaddle.steady import Steady
 
 __version__ = "0.1.0"
 
@@ -144,6 +145,7 @@ __all__ = [
     "Robust",
     "RobustLeastSquares",
     "Simplex",
+    "Steady",
     "StepSize",
     "Swept",
     "ToyWGAN",
@@ -197,6 +199,7 @@ _HOMES = {
         "problems.players": "Ball Box Free Nonnegative Simplex",
         "problems.task": "task",
         "simulate": "make_study simulate",
+        "steady": "Steady",
     }.items()
     for name in names.split()
 }

@@ -30,6 +30,7 @@ from fedsaddle.merges import MEAN, Merge, TrimmedMean
 from fedsaddle.outcome import Made, Outcome
 from fedsaddle.problem import Held, Problem
 from fedsaddle.ranges import check
+from fedsaddle.steady import PLAIN, Steady
 
 
 class Hyperparameter(typing.NamedTuple):
@@ -63,6 +64,7 @@ def make_study(
     merge: Merge | None = None,
     faults: Faults | None = None,
     checks: Checks | None = None,
+    steady: Steady | None = None,
     executor: Executor | None = None,
     device: str | torch.device = "cpu",
 ) -> Study:
@@ -74,7 +76,7 @@ def make_study(
     seeds = _checked_seeds(seeds)
     if not settings or not seeds:
         raise BadInput("at least one algorithm and one seed are needed")
-    _check_parts(problem, settings, quorum, fleet, merge, faults, checks, executor)
+    _check_parts(problem, settings, quorum, fleet, merge, faults, checks, steady, executor)
     if names and len(names) != len(settings):
         raise BadInput(f"names must be one for each of the {len(settings)} settings, got {len(names)}")
     quorum, fleet = quorum or Quorum(), fleet or Paper()
@@ -111,6 +113,7 @@ def make_study(
         merge or MEAN,
         faults,
         checks,
+        steady or PLAIN,
     )
 
 
@@ -166,6 +169,7 @@ def _check_parts(
     merge: object,
     faults: object,
     checks: object,
+    steady: object,
     executor: object,
 ) -> None:
     """Refuse what is no problem, algorithm, quorum and so on, saying what would be one."""
@@ -177,6 +181,7 @@ def _check_parts(
         ("merge", merge, "rule", "Merge(Median(), clip=10.0)"),
         ("faults", faults, "spoil", "Faults(drop=0.1)"),
         ("checks", checks, "barred", "Checks(norm=100.0)"),
+        ("steady", steady, "stepped", "Steady(clip=0.1)"),
         ("executor", executor, "run", "Loop() or Vectorised()"),
     ):
         if isinstance(value, type):
@@ -264,6 +269,7 @@ def simulate(
     merge: Merge | None = None,
     faults: Faults | None = None,
     checks: Checks | None = None,
+    steady: Steady | None = None,
     executor: Executor | None = None,
     device: str | torch.device = "cpu",
     threads: int = 1,
@@ -294,6 +300,7 @@ def simulate(
             merge=merge,
             faults=faults,
             checks=checks,
+            steady=steady,
             executor=executor,
             device=device,
         )

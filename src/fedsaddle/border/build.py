@@ -15,6 +15,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.border import plugged
 from fedsaddle.border.files import assign, parse_seeds, tables_of
 from fedsaddle.border.schema import (
+    Beside,
     Experiment,
     algorithm_of,
     build,
@@ -37,6 +38,7 @@ from fedsaddle.merges import Merge
 from fedsaddle.problem import Held, Problem
 from fedsaddle.runs import Plan
 from fedsaddle.simulate import check_rows_are_here, device_named, make_study, notes_of
+from fedsaddle.steady import BOUNDS, Steady
 
 
 class Wanted(TypedDict, total=False):
@@ -79,9 +81,9 @@ class Bench:
     def memory(self) -> int | None:
         return None if self.checked.memory_gb is None else int(self.checked.memory_gb * 2**30)
 
-    def study(self, settings: Mapping[str, tuple[Any, int | None]]) -> Study:
-        """One study of settings, by name, that share their rule, their counts and how many they invite."""
-        (first, (_, invite)), checked = next(iter(settings.items())), self.checked
+    def study(self, settings: Mapping[str, tuple[Any, Beside]]) -> Study:
+        """One study of settings, by name, that share their rule, their counts and what is said beside."""
+        (first, (_, (invite, steady))), checked = next(iter(settings.items())), self.checked
         table = {**checked.quorum, **({} if invite is None else {"invite": invite})}
         quorum: Quorum = build(Quorum, table, "quorum")
         sizes = self.problem.federation.sizes
@@ -100,6 +102,7 @@ class Bench:
                 merge=self.merge,
                 checks=self.checks,
                 faults=self.faults,
+                steady=steady,
                 # Each has its own, since it remembers how much memory this algorithm's visits need.
                 executor=self.ray or (Loop() if checked.engine == "loop" else Vectorised(self.memory)),
                 device=self.device,
@@ -199,7 +202,8 @@ def load(experiment: str, *, devices: bool = False, **wanted: Unpack[Wanted]) ->
             raise BadInput("sampling by size needs to know how many rows each device has; say uniform")
     tables, K = bench.checked.algorithms, bench.checked.K
     labels = algorithms_named(wanted, tables)
-    studies = {label: bench.study({label: algorithm_of(label, tables[label], K)}) for label in labels}
+    steady = bounds_in(bench)
+    studies = {label: bench.study({label: algorithm_of(label, tables[label], K, steady)}) for label in labels}
     resolved = bench.resolved({label: tables[label] for label in labels})
     notes = notes_on_effect(bench, studies, labels)
     if any(key.split(".")[0] == "sweep" for key in bench.said):
@@ -210,6 +214,12 @@ def load(experiment: str, *, devices: bool = False, **wanted: Unpack[Wanted]) ->
     return Plan(
         resolved, studies, checked.rounds, checked.evaluate_every, notes=tuple(notes), complete=complete
     )
+
+
+def bounds_in(bench: Bench) -> dict[str, Any]:
+    """The bounds of all algorithms that do not say."""
+    steady: Steady = build(Steady, bench.checked.steady, "steady")
+    return vars(steady)
 
 
 def algorithms_named(wanted: Wanted, known: Mapping[str, Any]) -> list[str]:
@@ -254,6 +264,10 @@ def notes_on_effect(bench: Bench, studies: Mapping[str, Study], wanted: Iterable
     invite = checked.quorum.get("invite")
     asked = bool(said & {"quorum", "quorum.invite"})
     notes += _overridden("quorum.invite", invite, invites, asked, [Quorum.invite, *_every(checked, "invite")])
+    for key in BOUNDS:
+        most, asked = checked.steady.get(key), bool(said & {"steady", f"steady.{key}"})
+        bounds = {name: getattr(study.steady, key) for name, study in studies.items()}
+        notes += _overridden(f"steady.{key}", most, bounds, asked, _every(checked, key))
     spoken = {key.split(".")[1] for key in said if key.startswith("algorithms.")}
     left = sorted(spoken - set(wanted))
     notes += [f"--set algorithms.{name} has no effect: {name} is not among those that run" for name in left]
@@ -261,7 +275,7 @@ def notes_on_effect(bench: Bench, studies: Mapping[str, Study], wanted: Iterable
 
 
 def _overridden(
-    key: str, value: int | None, own: Mapping[str, int], asked: bool, every: Sequence[int | None]
+    key: str, value: float | None, own: Mapping[str, float], asked: bool, every: Sequence[float | None]
 ) -> list[str]:
     """A number that algorithms may have one of their own for, and that none, or not all of them, goes by."""
     if value is None:
@@ -273,8 +287,8 @@ def _overridden(
     return [] if used else [f"{key} = {value} has no effect: no algorithm here goes by it"]
 
 
-def _every(checked: Experiment, key: str) -> list[int | None]:
-    """What each algorithm of the file has for K or invite; None, if it goes by that of all."""
+def _every(checked: Experiment, key: str) -> list[Any]:
+    """What each algorithm of the file has for K, invite or a bound; None, if it goes by that of all."""
     rules = {
         label: (ALGORITHMS | plugged.PLUGGED["algorithms"]).get(str(own.get("algorithm", label)))
         for label, own in checked.algorithms.items()

@@ -31,6 +31,7 @@ from fedsaddle.fleet import Fleet, Quorum
 from fedsaddle.history import Gathering, History
 from fedsaddle.merges import MEAN, Merge
 from fedsaddle.problem import Federation, Problem, release
+from fedsaddle.steady import PLAIN, Steady
 
 CPU = torch.device("cpu")
 Meeting = list[Gathering]  # one phase, lane by lane
@@ -138,6 +139,7 @@ class Study:
     merge: Merge = MEAN
     faults: Faults | None = None  # that are injected
     checks: Checks | None = None  # of answers; without them, what a client computes is taken as it is
+    steady: Steady = PLAIN  # how long steps may be
     history: History | None = None  # if given, it decides who is invited and what becomes of the answers
     next_meetings: dict[Any, list[Meeting]] = field(default_factory=dict, init=False)
     drawn: dict[str, tuple[int, Tensor]] = field(default_factory=dict, init=False)  # see `gather.drawn_ahead`
@@ -166,7 +168,7 @@ class Study:
         return [kinds_up(phase) for phase in self.algorithm.phases()]
 
     def task(self, number: int) -> Task:
-        return Task(self.problem, self.federation, self.algorithm, number, self.batch)
+        return Task(self.problem, self.federation, self.algorithm, number, self.batch, self.steady)
 
     def per_lane(self, rule: Callable[..., Any], *stacked: Any) -> Any:
         """rule(algorithm, ...) for every lane, with the lane's own hyperparameters."""
