@@ -49,7 +49,8 @@ class Event(NamedTuple):
 
     lane: int
     round: int
-    what: str  # abandoned, diverged, dropped, lost (with a worker), or memory: less is used from here on
+    # abandoned, diverged, collapsed, dropped, lost (with a worker), or memory: less is used from here on
+    what: str
     detail: str
 
 
@@ -191,6 +192,7 @@ class Lanes:
     posted: list[Counter[Posted]]  # messages so far
     alive: list[bool]
     strikes: list[Counter[int]] = field(default_factory=list)  # refused answers of each client
+    collapsed: list[bool] = field(default_factory=list)  # lanes of which that has been said
 
 
 def begin(study: Study, memory: bool = True) -> Lanes:
@@ -204,8 +206,9 @@ def begin(study: Study, memory: bool = True) -> Lanes:
         held = blank_memory(study, study.per_lane(lambda algorithm, z: algorithm.remember(z), z))
     n = len(study.seeds)
     server = study.per_lane(lambda algorithm, z: algorithm.init(z), z)
-    none: list[Counter[int]] = [Counter() for _ in range(n)]
-    return Lanes(server, held, [0] * n, [0.0] * n, [Counter() for _ in range(n)], [True] * n, none)
+    posted: list[Counter[Posted]] = [Counter() for _ in range(n)]
+    strikes: list[Counter[int]] = [Counter() for _ in range(n)]
+    return Lanes(server, held, [0] * n, [0.0] * n, posted, [True] * n, strikes, [False] * n)
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
