@@ -396,7 +396,13 @@ def test_all_nine_equal_the_simulator_bit_for_bit(nine, tmp_path):
 
 
 def test_bounded_steps_are_the_simulators(nine, tmp_path):
-    bounds = ("steady.clip=0.02", "steady.warmup=3", "steady.reach=0.03")
+    bounds = (
+        "steady.clip=0.02",
+        "steady.warmup=3",
+        "steady.reach=0.03",
+        "quorum.collect=4",
+        "strata=[0,1,0,1]",
+    )
     deployed(plan_of(nine, *bounds), Clients(plan_of(nine, *bounds), tmp_path / "nodes"), tmp_path / "real")
     simulated(plan_of(nine, *bounds), tmp_path / "sim")
     assert_same_end(tmp_path / "real", tmp_path / "sim")

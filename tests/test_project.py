@@ -41,6 +41,7 @@ FLOORS = [
         "pictures",
         "mishaps",
         "steady",
+        "strata",
     },
     {"faults", "merges", "history"},
     {"algorithms", "problems"},

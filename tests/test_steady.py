@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fedsaddle as fs
+from fedsaddle import draws
 from fedsaddle.border.build import load
 from fedsaddle.border.sweeps import load_sweep
 from fedsaddle.engine.round import play
@@ -210,3 +211,113 @@ def test_a_files_sweep_may_name_bounds(tmp_path):
     plan = load_sweep(str(path))
     steady = {study.steady for study in plan.studies.values()}
     assert steady == {fs.Steady(clip, warmup, 2.0) for clip in (0.1, 0.2) for warmup in (5, 10)}
+
+
+# --- who is invited ---------------------------------------------------------------------------------------
+
+
+def cohorts(study, rounds):
+    """The invited clients of each phase, round by round, of the first lane."""
+    lanes, found = begin(study), []
+    for round in range(rounds):
+        told = []
+        lanes, _ = play(study, lanes, round, told)
+        found.append([one.gathering.invited for one in told if one.seed == study.seeds[0]])
+    return found
+
+
+@pytest.mark.parametrize("executor", [fs.Loop(), fs.Vectorised()])
+def test_the_collecting_phase_may_ask_more_clients(executor):
+    settings = {"seeds": (0, 1), "batch": 2, "executor": executor}
+    plain = fs.make_study(quadratic(), ALGORITHMS["cdma-one"], quorum=fs.Quorum(invite=4), **settings)
+    more = fs.make_study(
+        quadratic(), ALGORITHMS["cdma-one"], quorum=fs.Quorum(invite=4, collect=9), **settings
+    )
+    for usual, (collect, update) in zip(cohorts(plain, 12), cohorts(more, 12), strict=True):
+        assert (len(collect), len(update)) == (9, 4)
+        assert [collect[:4], update] == usual  # those that would be asked anyway are
+    same = dataclasses.replace(more, cohorts="same")
+    assert all(collect[:4] == update for collect, update in cohorts(same, 3))
+
+
+def test_larger_first_cohorts_give_the_mean_over_all_clients():
+    """With everybody in the first cohort, u is the gradient of f itself, whoever then walks."""
+    every = fs.Quorum(invite=2, collect=12)
+    rule = fs.CDMAONE(0.1, 0.2, K=1)
+    found = ends(rule, 1, quorum=every, fleet=fs.Everybody())
+    whole = ends(fs.ParallelSGDA(0.1, 0.2), 1, quorum=fs.Quorum(invite=12), fleet=fs.Everybody())
+    torch.testing.assert_close(found[1], whole[1], rtol=1e-12, atol=1e-12)
+
+
+def test_of_a_larger_cohort_the_same_part_is_enough():
+    quorum = fs.Quorum(invite=8, enough=5, minimum=2, collect=20)
+    assert quorum.collecting == fs.Quorum(invite=20, enough=13, minimum=2)
+    assert fs.Quorum(invite=8).collecting == fs.Quorum(invite=8)
+
+
+@pytest.mark.parametrize(
+    ("quorum", "says"),
+    [
+        ({"invite": 4, "collect": 13}, "collect must be at most the number of clients .12., got 13"),
+        ({"invite": 4, "minimum": 3, "collect": 2}, "collect must be at least minimum .3., got 2"),
+    ],
+)
+def test_first_cohorts_that_cannot_be(quorum, says):
+    with pytest.raises(fs.BadInput, match=says):
+        fs.make_study(quadratic(), ALGORITHMS["cdma-one"], quorum=fs.Quorum(**quorum))
+
+
+def test_a_first_cohort_that_nobody_asks_for_is_noted():
+    note = "quorum.collect = 9 has no effect: all phases take local steps"
+    assert note in load("quadratic", algorithms=["cdma-nc"], settings=["quorum.collect=9"]).notes
+    assert note not in load("quadratic", algorithms=["cdma-one"], settings=["quorum.collect=9"]).notes
+
+
+def test_strata_take_turns():
+    """Of 50 clients 5 hold mostly positives: a cohort of 20 has two of them, give or take one."""
+    problem = fs.AUC(dataset="digits")
+    positive = [(problem.data.labels[rows] == problem.target).double().mean() for rows in problem.parts]
+    holders = {client for client, part in enumerate(positive) if part > 0.5}
+    assert len(holders) == 5
+    settings = {"quorum": fs.Quorum(invite=20), "fleet": fs.Everybody()}
+
+    def counts(**more):
+        study = fs.make_study(problem, fs.CDMANC(0.1, 0.1, K=1), **settings, **more)
+        return [len(holders & set(phase)) for round in cohorts(study, 30) for phase in round]
+
+    turns = counts(strata="positive")
+    assert turns == counts(strata=[int(client in holders) for client in range(50)])
+    assert set(turns) <= {1, 2, 3}
+    assert not set(counts()) <= {1, 2, 3}
+
+
+def test_every_client_is_invited_as_often_as_without_strata():
+    strata = torch.tensor([0] * 3 + [1] * 9 + [2] * 28)
+    keys = torch.arange(4000) * 7919
+    chosen = torch.tensor(draws.choose_in_turn(keys, strata, 10))
+    assert all(len(set(own)) == 10 for own in chosen[:100].tolist())
+    often = torch.bincount(chosen.flatten(), minlength=40) / len(keys)
+    assert (often - 0.25).abs().max() < 0.04
+    share = torch.stack([(strata[chosen] == number).sum(1) for number in range(3)], 1)
+    assert (share - torch.tensor([0.75, 2.25, 7.0])).abs().max() <= 1.25  # give or take one
+    assert (
+        draws.choose_in_turn(keys[:5], strata, 4) == chosen[:5, :4].tolist()
+    )  # a cohort begins a larger one
+
+
+@pytest.mark.parametrize(
+    ("strata", "says"),
+    [
+        ("label", "unknown column in strata 'label'; .*positive"),
+        ([0, 1], "strata must be a column, or a whole number for each of the 50 clients"),
+        ([0.5] * 50, "strata must be a column"),
+    ],
+)
+def test_strata_that_cannot_be(strata, says):
+    with pytest.raises(fs.BadInput, match=says):
+        fs.make_study(fs.AUC(dataset="digits"), fs.CDMANC(0.1, 0.1), strata=strata)
+
+
+def test_strata_and_weights_are_two_answers_to_one_question():
+    with pytest.raises(fs.BadInput, match="give one of them"):
+        fs.make_study(quadratic(), fs.CDMANC(0.1, 0.1), weights=[1.0] * 12, strata=[0] * 12)

@@ -31,6 +31,7 @@ from fedsaddle.outcome import Made, Outcome
 from fedsaddle.problem import Held, Problem
 from fedsaddle.ranges import check
 from fedsaddle.steady import PLAIN, Steady
+from fedsaddle.strata import Strata, strata_of
 
 
 class Hyperparameter(typing.NamedTuple):
@@ -60,6 +61,7 @@ def make_study(
     fleet: Fleet | None = None,
     batch: int = 10,
     weights: Sequence[float] | Tensor | None = None,
+    strata: Strata | None = None,
     cohorts: Literal["another", "same"] = "another",
     merge: Merge | None = None,
     faults: Faults | None = None,
@@ -82,8 +84,11 @@ def make_study(
     quorum, fleet = quorum or Quorum(), fleet or Paper()
     check_count("batch", batch)
     clients = len(problem.federation)
-    if quorum.invite > clients:
-        raise BadInput(f"invite must be at most the number of clients ({clients}), got {quorum.invite}")
+    if quorum.most > clients:
+        name = "invite" if quorum.invite > clients else "collect"
+        raise BadInput(f"{name} must be at most the number of clients ({clients}), got {quorum.most}")
+    if weights is not None and strata is not None:
+        raise BadInput("weights and strata both say who is invited: give one of them")
     if cohorts not in ("another", "same"):
         raise BadInput(f"cohorts must be 'another' or 'same', got {cohorts!r}")
     fleet.check(clients)
@@ -105,7 +110,7 @@ def make_study(
         quorum,
         fleet,
         batch,
-        None if weights is None else _odds(weights, clients, quorum.invite),
+        None if weights is None else _odds(weights, clients, quorum.most),
         cohorts,
         executor or Vectorised(),
         place,
@@ -114,6 +119,7 @@ def make_study(
         faults,
         checks,
         steady or PLAIN,
+        None if strata is None else strata_of(problem.federation, strata),
     )
 
 
@@ -214,9 +220,12 @@ def notes_of(studies: Sequence[Study]) -> list[str]:
     for name, norms in (("merge.clip", one.merge.clip), ("checks.norm", one.checks and one.checks.norm)):
         unsent = sorted(norms.keys() - sent) if isinstance(norms, dict) else []
         notes += [f"{name} of {kind} has no effect: no client here sends any" for kind in unsent]
-    most, rule = max(study.quorum.wanted for study in studies), one.merge.rule
+    most, rule = max(one.wanted for study in studies for one in study.quorums), one.merge.rule
     if isinstance(rule, TrimmedMean) and rule.trim and not math.floor(most * rule.trim + 1e-9):
         notes.append(f"merge.trim = {rule.trim:g} has no effect: of {most} answers it takes off none")
+    phases = [phase for study in studies for phase in study.algorithm.phases()]
+    if one.quorum.collect is not None and all(phase.length(0.0) for phase in phases):
+        notes.append(f"quorum.collect = {one.quorum.collect} has no effect: all phases take local steps")
     if one.cohorts != "another" and all(len(study.algorithm.phases()) == 1 for study in studies):
         notes.append(f"cohorts = '{one.cohorts}' has no effect: one cohort is invited a round")
     return notes
@@ -265,6 +274,7 @@ def simulate(
     fleet: Fleet | None = None,
     batch: int = 10,
     weights: Sequence[float] | Tensor | None = None,
+    strata: Strata | None = None,
     cohorts: Literal["another", "same"] = "another",
     merge: Merge | None = None,
     faults: Faults | None = None,
@@ -296,6 +306,7 @@ def simulate(
             fleet=fleet,
             batch=batch,
             weights=weights,
+            strata=strata,
             cohorts=cohorts,
             merge=merge,
             faults=faults,

@@ -40,6 +40,7 @@ from fedsaddle.report.sweeps import CHOSEN_BY_TEST, is_dropped, value_of
 from fedsaddle.runs import Plan, Watch
 from fedsaddle.simulate import ProgressLine, device_named
 from fedsaddle.steady import Steady
+from fedsaddle.strata import Strata
 
 
 def run(
@@ -55,6 +56,7 @@ def run(
     fleet: Fleet | None = None,
     batch: int | None = None,
     weights: Sequence[float] | Tensor | None = None,
+    strata: Strata | None = None,
     cohorts: Literal["another", "same"] | None = None,
     merge: Merge | None = None,
     checks: Checks | None = None,
@@ -130,6 +132,7 @@ def sweep(
     fleet: Fleet | None = None,
     batch: int | None = None,
     weights: Sequence[float] | Tensor | None = None,
+    strata: Strata | None = None,
     cohorts: Literal["another", "same"] | None = None,
     merge: Merge | None = None,
     checks: Checks | None = None,
@@ -191,7 +194,7 @@ def _swept(results: Results, made: Mapping[str, Any], by: str) -> Swept:
 
 # --- plans -----------------------------------------------------------------------------------------------
 
-OPTIONS = ("quorum", "fleet", "weights", "cohorts", "merge", "checks", "faults", "steady")
+OPTIONS = ("quorum", "fleet", "weights", "strata", "cohorts", "merge", "checks", "faults", "steady")
 SAID_BY_FILES = (*OPTIONS, "executor", "name")
 
 

@@ -98,6 +98,7 @@ class Bench:
                 fleet=self.fleet,
                 batch=checked.batch,
                 weights=weights,  # type: ignore[arg-type]
+                strata=checked.strata,
                 cohorts=checked.cohorts,
                 merge=self.merge,
                 checks=self.checks,
@@ -128,7 +129,7 @@ def _shrink(tables: dict[str, Any], clients: int) -> None:
     quorum = {"invite": 8, **_table(tables, "quorum")}
     asking = [quorum, *(rule for rule in _table(tables, "algorithms").values() if isinstance(rule, dict))]
     for table in asking:
-        for key in {"invite", "enough", "minimum"} & table.keys():
+        for key in {"invite", "enough", "minimum", "collect"} & table.keys():
             if isinstance(table[key], int):
                 table[key] = min(table[key], clients)
     tables["quorum"] = quorum
@@ -200,6 +201,8 @@ def load(experiment: str, *, devices: bool = False, **wanted: Unpack[Wanted]) ->
             check_rows_are_here(bench.problem)
         if bench.checked.sampling == "size":
             raise BadInput("sampling by size needs to know how many rows each device has; say uniform")
+        if isinstance(bench.checked.strata, str):
+            raise BadInput("strata by a column need the rows, which are on devices: say a number for each")
     tables, K = bench.checked.algorithms, bench.checked.K
     labels = algorithms_named(wanted, tables)
     steady = bounds_in(bench)

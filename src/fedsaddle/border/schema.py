@@ -47,6 +47,7 @@ class Experiment(BaseModel):
     K: Count | None = None  # local steps, for every algorithm that does not say
     cohorts: Literal["another", "same"] = "another"
     sampling: Literal["uniform", "size"] | list[float] = "uniform"
+    strata: str | list[int] | None = None  # groups of clients that take turns in being invited
     engine: Literal["auto", "vectorised", "loop", "ray"] = "auto"
     # Of engine ray; by default one for each core, or GPU, of the cluster.
     workers: Annotated[int, Range(least=1, most=MOST_WORKERS)] | None = None
@@ -120,6 +121,7 @@ WOULD_DO = {
     "samples": "a whole number or [fewest, most]",
     "seeds": "such as '0-4', or a list of whole numbers",
     "sampling": "'uniform', 'size' or a list of weights",
+    "strata": "a column of the rows, or a list with a whole number for each client",
     "rate": "a number, or a list with one for each client",
     "positive": "one of the labels",
     "clip": "a number above 0, or a table with one for parameters, gradients or 'control variates'",

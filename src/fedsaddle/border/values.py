@@ -167,6 +167,7 @@ def resolve(studies: Mapping[str, Study], settings: Mapping[str, Any], how: How)
         "batch": one.batch,
         "cohorts": one.cohorts,
         "sampling": "uniform" if one.weights is None else one.weights.tolist(),
+        "strata": None if one.strata is None else one.strata.tolist(),
         **_engine(one.executor),
         "device": str(one.device),
         "threads": how.threads,

@@ -61,7 +61,7 @@ def gather(
 ) -> Meeting:
     """Whom each lane invites, and how its wait for their answers ends."""
     seeds, out = study.lane_seeds, barred(study, strikes)
-    invited = invitations(study, round, number if study.cohorts == "another" else 0, out)
+    invited = invitations(study, round, number, out)
     delays = study.fleet.delays(seeds, round, number, invited, clock)
     twice: list[list[int]] = [[] for _ in study.seeds]
     why: list[dict[int, str]] = [{} for _ in study.seeds]
@@ -81,7 +81,9 @@ def gather(
         if out and out[lane]:
             waits = [wait for client, wait in zip(own, waits, strict=True) if client not in out[lane]]
             own = [client for client in own if client not in out[lane]]
-        end = study.quorum.settle(waits, [place for place, client in enumerate(own) if client in why[lane]])
+        end = study.quorums[number].settle(
+            waits, [place for place, client in enumerate(own) if client in why[lane]]
+        )
         meeting.append(
             Gathering(
                 own,
@@ -102,15 +104,20 @@ def gather(
     return meeting
 
 
-def invitations(study: Study, round: int, cohort: int, out: list[set[int]]) -> Tensor:
-    """Whom each lane invites: drawn for some rounds at once, unless it depends on odds or on answers."""
-    seeds, clients, count = study.lane_seeds, len(study.problem.federation), study.quorum.invite
+def invitations(study: Study, round: int, number: int, out: list[set[int]]) -> Tensor:
+    """Whom each lane invites: drawn for some rounds at once, unless it depends on odds or on answers.
+
+    A smaller cohort is the beginning of a larger one that is drawn with the same key.
+    """
+    seeds, clients, strata = study.lane_seeds, len(study.problem.federation), study.strata
+    cohort, count = number if study.cohorts == "another" else 0, study.quorums[number].invite
     if out or study.weights is not None:
-        return invite(seeds, round, cohort, clients, count, study.weights, out)
-    drawn = drawn_ahead(
-        study, "cohorts", round, lambda rounds, phases: invite(seeds, rounds, phases, clients, count)
-    )
-    return drawn[cohort]
+        return invite(seeds, round, cohort, clients, count, study.weights, out, strata)
+
+    def drawn(rounds: Tensor, phases: Tensor) -> Tensor:
+        return invite(seeds, rounds, phases, clients, study.quorum.most, strata=strata)
+
+    return drawn_ahead(study, "cohorts", round, drawn)[cohort][:, :count]
 
 
 def drawn_ahead(study: Study, what: str, round: int, draw: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

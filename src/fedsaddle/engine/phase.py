@@ -45,7 +45,7 @@ def calls_of(
     def keys(rounds: Tensor, phases: Tensor) -> Tensor:
         return draws.key(draws.BATCHES, study.lane_seeds, rounds, phases)
 
-    lane, place, answers = layout(tuple(counts), study.quorum.wanted)
+    lane, place, answers = layout(tuple(counts), study.quorums[number].wanted)
     host = Calls(
         lane,
         client,

@@ -141,6 +141,7 @@ class Study:
     faults: Faults | None = None  # that are injected
     checks: Checks | None = None  # of answers; without them, what a client computes is taken as it is
     steady: Steady = PLAIN  # how long steps may be
+    strata: Tensor | None = None  # of each client; None where all are invited alike
     history: History | None = None  # if given, it decides who is invited and what becomes of the answers
     next_meetings: dict[Any, list[Meeting]] = field(default_factory=dict, init=False)
     drawn: dict[str, tuple[int, Tensor]] = field(default_factory=dict, init=False)  # see `gather.drawn_ahead`
@@ -162,6 +163,12 @@ class Study:
     @cached_property
     def lane_seeds(self) -> Tensor:
         return torch.tensor(self.seeds)
+
+    @cached_property
+    def quorums(self) -> list[Quorum]:
+        """That of each phase."""
+        phases = self.algorithm.phases()
+        return [self.quorum if phase.length(0.0) else self.quorum.collecting for phase in phases]
 
     @cached_property
     def kinds(self) -> list[dict[str, str]]:

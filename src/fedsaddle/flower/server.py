@@ -165,10 +165,10 @@ class Deployment:
         limits = {} if study.checks is None else bounds(study.checks.norm, study.kinds[number])
         order = self._order(study, seed, round, number)
         most = most_strikes(study)
-        self._wait_for_nodes(study.quorum, order, self.roll.barred(most))
+        self._wait_for_nodes(study.quorums[number], order, self.roll.barred(most))
         wait = Wait(
             self.roll,
-            study.quorum,
+            study.quorums[number],
             name,
             seed,
             round,
@@ -187,7 +187,7 @@ class Deployment:
         clients = len(study.problem.federation)
         count = clients if study.weights is None else int((study.weights > 0).sum())
         cohort = number if study.cohorts == "another" else 0
-        drawn = invite(torch.tensor([seed]), round, cohort, clients, count, study.weights)
+        drawn = invite(torch.tensor([seed]), round, cohort, clients, count, study.weights, (), study.strata)
         order: list[int] = drawn[0].tolist()
         return [client for client in order if client in self.roll.nodes]
 
