@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from benchmarks import dropout, own_task
+from benchmarks import dropout, own_task, steady
 from benchmarks.plain import Plain
 from benchmarks.work import Order
 from benchmarks.workloads import Workload, write
@@ -44,6 +44,27 @@ def test_dropout_is_measured_in_little(tmp_path, monkeypatch, capsys):
     assert "| 0 | 0.03 | never | 0.0 M | 0.0 M (0%)" in out  # nobody answers: two minutes of waiting
     assert (tmp_path / "dropout.png").exists()
     assert len((tmp_path / "dropout.csv").read_text().splitlines()) == 5
+
+
+def test_remedies_are_measured_in_little_and_once(tmp_path, monkeypatch, capsys):
+    tried = {"none": {"": []}, "clipped steps": {"0.1": ["steady.clip=0.1"], "1e-06": ["steady.clip=1e-6"]}}
+    monkeypatch.setattr(steady, "REMEDIES", tried)
+    monkeypatch.setattr(steady, "ALGORITHMS", ("cdma-one",))
+    words = ["--experiment=auc-digits", "--rounds=4", "--seeds=0-1", "--device=cpu", f"--out={tmp_path}"]
+    words += [f"--runs={tmp_path / 'runs'}", "--name=little"]
+    steady.main(words)
+    first = capsys.readouterr().out
+    assert "| clipped steps | 0.1 (2) | 0 of 2 (0% to 66%) |" in first  # steps of 1e-6 lead nowhere
+    kept = {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*.csv")}
+    steady.main(words)  # goes on with what is there
+    assert capsys.readouterr().out == first == (tmp_path / "little.md").read_text() + "\n"
+    assert kept == {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*.csv")}
+    assert len((tmp_path / "little.csv").read_text().splitlines()) == 1 + 3 * 2
+
+
+def test_intervals_of_a_part_are_wilsons():
+    assert steady.interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-3)
+    assert steady.interval(2, 5) == pytest.approx((0.1176, 0.7693), abs=1e-3)
 
 
 def test_a_task_of_ones_own_is_timed_on_the_shipped_tasks_walk(monkeypatch, capsys):
