@@ -27,6 +27,7 @@ from fedsaddle.report.reading import Run, read_run
 
 ALGORITHMS = ("cdma-one", "cdma-ada", "cdma-nc")
 BY, TOLD = "validation_auc", "test_auc"
+STRATA = "sampling={strata='positive'}"
 # What is tried, by what it does: each strength by the settings that make it.
 REMEDIES: dict[str, dict[str, list[str]]] = {
     "none": {"": []},
@@ -37,9 +38,9 @@ REMEDIES: dict[str, dict[str, list[str]]] = {
     },
     "warm-up": {str(rounds): [f"steady.warmup={rounds}"] for rounds in (20, 100)},
     "larger first cohorts": {str(clients): [f"quorum.collect={clients}"] for clients in (16, 32)},
-    "strata": {"": ["strata=positive"]},
+    "strata": {"": [STRATA]},
     "strata, larger first cohorts": {
-        str(clients): ["strata=positive", f"quorum.collect={clients}"] for clients in (16, 32)
+        str(clients): [STRATA, f"quorum.collect={clients}"] for clients in (16, 32)
     },
 }
 

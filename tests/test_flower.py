@@ -401,7 +401,7 @@ def test_bounded_steps_are_the_simulators(nine, tmp_path):
         "steady.warmup=3",
         "steady.reach=0.03",
         "quorum.collect=4",
-        "strata=[0,1,0,1]",
+        "sampling={strata=[0,1,0,1]}",
     )
     deployed(plan_of(nine, *bounds), Clients(plan_of(nine, *bounds), tmp_path / "nodes"), tmp_path / "real")
     simulated(plan_of(nine, *bounds), tmp_path / "sim")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 
 import pytest
 import torch
@@ -321,3 +322,25 @@ def test_strata_that_cannot_be(strata, says):
 def test_strata_and_weights_are_two_answers_to_one_question():
     with pytest.raises(fs.BadInput, match="give one of them"):
         fs.make_study(quadratic(), fs.CDMANC(0.1, 0.1), weights=[1.0] * 12, strata=[0] * 12)
+
+
+def test_strata_in_an_experiment_file():
+    plan = load("auc-digits", settings=["sampling={strata='positive'}"])
+    study = plan.studies["cdma-one"]
+    assert int(study.strata.sum()) == 5
+    assert study.weights is None
+    assert plan.resolved["sampling"] == {"strata": "positive"}
+    for said, says in (
+        ("sampling={stratum='positive'}", "unknown key in sampling 'stratum'"),
+        ("sampling={}", "sampling.strata is missing"),
+        ("sampling={strata='colour'}", "unknown column in strata 'colour'"),
+        ("sampling={strata=0.5}", "sampling: should be 'uniform', 'size', a list of weights, or"),
+    ):
+        with pytest.raises(fs.BadInput, match=says):
+            load("auc-digits", settings=[said])
+
+
+def test_strata_that_were_said_in_python_are_in_the_folder(tmp_path):
+    fs.run(quadratic(), fs.CDMANC(0.1, 0.1), rounds=1, strata=[0, 1] * 6, out=tmp_path / "run", report=False)
+    experiment = json.loads((tmp_path / "run" / "experiment.json").read_text())
+    assert experiment["sampling"] == {"strata": [0, 1] * 6}

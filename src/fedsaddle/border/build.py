@@ -39,6 +39,7 @@ from fedsaddle.problem import Held, Problem
 from fedsaddle.runs import Plan
 from fedsaddle.simulate import check_rows_are_here, device_named, make_study, notes_of
 from fedsaddle.steady import BOUNDS, Steady
+from fedsaddle.strata import Strata
 
 
 class Wanted(TypedDict, total=False):
@@ -88,6 +89,7 @@ class Bench:
         quorum: Quorum = build(Quorum, table, "quorum")
         sizes = self.problem.federation.sizes
         weights = {"uniform": None, "size": sizes}.get(str(checked.sampling), checked.sampling)
+        strata = strata_in(checked.sampling)
         try:
             return make_study(
                 self.problem,
@@ -97,8 +99,8 @@ class Bench:
                 quorum=quorum,
                 fleet=self.fleet,
                 batch=checked.batch,
-                weights=weights,  # type: ignore[arg-type]
-                strata=checked.strata,
+                weights=weights if strata is None else None,  # type: ignore[arg-type]
+                strata=strata,
                 cohorts=checked.cohorts,
                 merge=self.merge,
                 checks=self.checks,
@@ -120,6 +122,19 @@ class Bench:
         for place, part in (("problem", self.problem), ("fleet", self.fleet)):
             found[place] |= getattr(part, "pinned", {})  # the files it reads, by their places and hashes
         return found
+
+
+def strata_in(sampling: Any) -> Strata | None:
+    """The strata that an experiment invites by, if it does."""
+    if not isinstance(sampling, dict):
+        return None
+    for key in sampling:
+        if key != "strata":
+            raise unknown("key in sampling", key, ("strata",))
+    if not sampling:
+        raise BadInput("sampling.strata is missing: a column of the rows, or a number for each client")
+    found: Strata = sampling["strata"]
+    return found
 
 
 def _shrink(tables: dict[str, Any], clients: int) -> None:
@@ -201,7 +216,7 @@ def load(experiment: str, *, devices: bool = False, **wanted: Unpack[Wanted]) ->
             check_rows_are_here(bench.problem)
         if bench.checked.sampling == "size":
             raise BadInput("sampling by size needs to know how many rows each device has; say uniform")
-        if isinstance(bench.checked.strata, str):
+        if isinstance(strata_in(bench.checked.sampling), str):
             raise BadInput("strata by a column need the rows, which are on devices: say a number for each")
     tables, K = bench.checked.algorithms, bench.checked.K
     labels = algorithms_named(wanted, tables)

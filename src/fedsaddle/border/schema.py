@@ -46,8 +46,8 @@ class Experiment(BaseModel):
     batch: Count = 10  # B, rows of a minibatch
     K: Count | None = None  # local steps, for every algorithm that does not say
     cohorts: Literal["another", "same"] = "another"
-    sampling: Literal["uniform", "size"] | list[float] = "uniform"
-    strata: str | list[int] | None = None  # groups of clients that take turns in being invited
+    # Who is invited; { strata = ... } are groups of clients that take turns.
+    sampling: Literal["uniform", "size"] | list[float] | dict[str, str | list[int]] = "uniform"
     engine: Literal["auto", "vectorised", "loop", "ray"] = "auto"
     # Of engine ray; by default one for each core, or GPU, of the cluster.
     workers: Annotated[int, Range(least=1, most=MOST_WORKERS)] | None = None
@@ -120,8 +120,7 @@ def check_label(label: str) -> None:
 WOULD_DO = {
     "samples": "a whole number or [fewest, most]",
     "seeds": "such as '0-4', or a list of whole numbers",
-    "sampling": "'uniform', 'size' or a list of weights",
-    "strata": "a column of the rows, or a list with a whole number for each client",
+    "sampling": "'uniform', 'size', a list of weights, or { strata = 'COLUMN' }",
     "rate": "a number, or a list with one for each client",
     "positive": "one of the labels",
     "clip": "a number above 0, or a table with one for parameters, gradients or 'control variates'",

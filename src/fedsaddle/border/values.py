@@ -166,8 +166,7 @@ def resolve(studies: Mapping[str, Study], settings: Mapping[str, Any], how: How)
         "seeds": list(dict.fromkeys(one.seeds)),
         "batch": one.batch,
         "cohorts": one.cohorts,
-        "sampling": "uniform" if one.weights is None else one.weights.tolist(),
-        "strata": None if one.strata is None else one.strata.tolist(),
+        "sampling": _sampling(one),
         **_engine(one.executor),
         "device": str(one.device),
         "threads": how.threads,
@@ -189,6 +188,13 @@ def resolve(studies: Mapping[str, Study], settings: Mapping[str, Any], how: How)
     for place, part in (("problem", one.problem), ("fleet", one.fleet)):
         found[place] |= getattr(part, "pinned", {})
     return in_json(found)
+
+
+def _sampling(study: Study) -> Any:
+    """Who is invited, as an experiment says it."""
+    if study.strata is not None:
+        return {"strata": study.strata.tolist()}
+    return "uniform" if study.weights is None else study.weights.tolist()
 
 
 def _engine(executor: Executor) -> dict[str, Any]:

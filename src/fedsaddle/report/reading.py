@@ -27,19 +27,7 @@ from fedsaddle.runs import KEYS, read_clock, read_environment
 
 Flows = dict[tuple[str, str, str], int]  # floats by direction, variable and kind
 # What two runs must have alike for their algorithms to have had the same chances, beside rounds and floats.
-TERMS = (
-    "batch",
-    "K",
-    "cohorts",
-    "sampling",
-    "strata",
-    "problem",
-    "fleet",
-    "quorum",
-    "merge",
-    "checks",
-    "faults",
-)
+TERMS = ("batch", "K", "cohorts", "sampling", "problem", "fleet", "quorum", "merge", "checks", "faults")
 
 
 class Evaluation(NamedTuple):
