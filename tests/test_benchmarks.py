@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from benchmarks import collapse, dropout, gan_gap, own_task
+from benchmarks import collapse, dropout, gan_gap, own_task, steady
 from benchmarks.plain import Plain
 from benchmarks.work import Order
 from benchmarks.workloads import Workload, write
@@ -139,6 +139,27 @@ def test_collapse_is_measured_in_little_and_goes_on(tmp_path, monkeypatch, capsy
     page = (tmp_path / "collapse.md").read_text()
     assert "**Nothing is judged**" in page
     assert "2 seeds, 2 rounds" in page
+
+
+def test_remedies_are_measured_in_little_and_once(tmp_path, monkeypatch, capsys):
+    tried = {"none": {"": []}, "clipped steps": {"0.1": ["steady.clip=0.1"], "1e-06": ["steady.clip=1e-6"]}}
+    monkeypatch.setattr(steady, "REMEDIES", tried)
+    monkeypatch.setattr(steady, "ALGORITHMS", ("cdma-one",))
+    words = ["--experiment=auc-digits", "--rounds=4", "--seeds=0-1", "--device=cpu", f"--out={tmp_path}"]
+    words += [f"--runs={tmp_path / 'runs'}", "--name=little"]
+    steady.main(words)
+    first = capsys.readouterr().out
+    assert "| clipped steps | 0.1 (2) | 0 of 2 (0% to 66%) |" in first  # steps of 1e-6 lead nowhere
+    kept = {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*.csv")}
+    steady.main(words)  # goes on with what is there
+    assert capsys.readouterr().out == first == (tmp_path / "little.md").read_text() + "\n"
+    assert kept == {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*.csv")}
+    assert len((tmp_path / "little.csv").read_text().splitlines()) == 1 + 3 * 2
+
+
+def test_intervals_of_a_part_are_wilsons():
+    assert steady.interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-3)
+    assert steady.interval(2, 5) == pytest.approx((0.1176, 0.7693), abs=1e-3)
 
 
 def test_a_task_of_ones_own_is_timed_on_the_shipped_tasks_walk(monkeypatch, capsys):

@@ -84,6 +84,7 @@ LISTED = {
     "python -m benchmarks.journeys": LONG,
     "python -m benchmarks.own_task": LONG,
     "python -m benchmarks.quadratic": LONG,
+    "python -m benchmarks.steady": LONG,
     "python -m pytest": GPU,
 }
 # What a reader has by then, by the document: files, and what they hold.

@@ -179,7 +179,7 @@ def test_the_norm_bound_refuses_what_it_should_and_goes_on():
             assert set(strikes) <= {client for client in range(12) if liars[lane, client]}
             assert all(count <= 2 for count in strikes.values())  # nobody who is out is invited
         # The honest clients' answers alone make the same parameters.
-        rules = {study.names[0]: Rules(quorum, 12, len(study.algorithm.phases()), 12, study.seeds)}
+        rules = {study.names[0]: Rules(study.quorums, 12, len(study.algorithm.phases()), 12, study.seeds)}
         script = read_history("".join(map(line, told)).encode(), rules)
         honest = replace(study, faults=None, checks=None, history=script)
         again, _, _ = history_of(honest, 12)
@@ -342,7 +342,7 @@ def test_a_run_equals_its_replay_or_abandons_its_rounds(study):
         seconds = [one.gathering.seconds for one in told if one.seed == study.seeds[lane]]
         assert lanes.clock[lane] == sum(seconds)
 
-    rules = {study.names[0]: Rules(study.quorum, 10, len(study.algorithm.phases()), 4, study.seeds)}
+    rules = {study.names[0]: Rules(study.quorums, 10, len(study.algorithm.phases()), 4, study.seeds)}
     script = read_history("".join(map(line, told)).encode(), rules)  # and it obeys the rules of a history
     scripted, again = replace(study, history=script), begin(study)
     for round in range(4):

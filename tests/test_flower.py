@@ -452,6 +452,22 @@ def test_nobody_stands_in_for_those_who_answered(nine, tmp_path):
     assert any(one["lost"] for round, one in second.items() if round != 1)
 
 
+def test_bounded_steps_are_the_simulators(nine, tmp_path):
+    bounds = (
+        "steady.clip=0.02",
+        "steady.warmup=3",
+        "steady.reach=0.03",
+        "quorum.collect=4",
+        "sampling={strata=[0,1,0,1]}",
+    )
+    deployed(plan_of(nine, *bounds), Clients(plan_of(nine, *bounds), tmp_path / "nodes"), tmp_path / "real")
+    simulated(plan_of(nine, *bounds), tmp_path / "sim")
+    assert_same_end(tmp_path / "real", tmp_path / "sim")
+    simulated(plan_of(nine), tmp_path / "plain")
+    plain, bounded = ends(tmp_path / "plain"), ends(tmp_path / "sim")
+    assert not any(torch.equal(value, bounded[key]) for key, value in plain.items())
+
+
 @pytest.mark.parametrize("task", ["auc", "robust", "fair", "gan"])
 def test_tasks_with_data_equal_the_simulator(nine, tmp_path, task):
     """In float32 too: a device computes what the loop over single clients does."""

@@ -40,6 +40,8 @@ FLOORS = [
         "judges",
         "pictures",
         "mishaps",
+        "steady",
+        "strata",
     },
     {"faults", "merges", "history"},
     {"algorithms", "problems"},

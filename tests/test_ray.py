@@ -87,6 +87,20 @@ def test_those_who_answered_are_asked_by_ray_too(ray_of_two, problem):
     assert (one.completed, one.clock, one.posted) == (other.completed, other.clock, other.posted)
 
 
+def test_bounded_steps_are_those_of_vectorised(ray_of_two, problem):
+    bounds = fs.Steady(clip=0.02, warmup=3, reach=0.03)
+    one, other, plain = (
+        run(ask, ALGORITHMS["cdma-one"], problem=problem, **own)[0].server.z
+        for ask, own in (
+            (ray_of_two, {"steady": bounds}),
+            (fs.Vectorised(), {"steady": bounds}),
+            (ray_of_two, {}),
+        )
+    )
+    torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
+    assert not torch.allclose(one.x, plain.x)
+
+
 def test_the_problem_travels_once(ray_of_two, problem):
     run(ray_of_two, ALGORITHMS["cdma-nc"], problem=problem)
     processes, shared = [hand.process for hand in ray_of_two._hands], ray_of_two._shared

@@ -344,7 +344,7 @@ def test_a_run_without_a_history_is_refused(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_what_is_no_history_is_refused(data, why):
-    rules = {"a": Rules(fs.Quorum(invite=4), 5, 1, 3, (0,))}
+    rules = {"a": Rules([fs.Quorum(invite=4)], 5, 1, 3, (0,))}
     with pytest.raises(fs.BadInput, match=why):
         read_history(data, rules)
 
@@ -369,7 +369,7 @@ def test_more_may_be_invited_than_the_quorum_says():
     small = Gathering([4, 6, 1, 0, 7], [1, 4], [6], {}, [0], 3.5, Verdict.GO, [])  # 7 still owes its answer
     given = Gathering([4, 6, 1, 0, 7], [], [6, 1], {}, [0, 4, 7], 3.0, Verdict.ABANDON, [])
     told = [Told("a", 0, round, 0, own) for round, own in enumerate((grown, given, small))]
-    rules = {"a": Rules(quorum, 12, 1, 3, (0,))}
+    rules = {"a": Rules([quorum], 12, 1, 3, (0,))}
     history = read_history("".join(map(line, told)).encode(), rules)
     assert [one[0] for one in history.lanes["a", 0]] == [grown, given, small]
 

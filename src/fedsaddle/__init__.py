@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from fedsaddle.problems.players import Ball, Box, Free, Nonnegative, Simplex
     from fedsaddle.problems.task import task
     from fedsaddle.simulate import make_study, simulate
+    from fedsaddle.steady import Steady
 
 __version__ = "0.1.0"
 
@@ -172,6 +173,7 @@ __all__ = [
     "ServerEG",
     "ServerOGDA",
     "Simplex",
+    "Steady",
     "StepSize",
     "Swept",
     "ToyWGAN",
@@ -228,6 +230,7 @@ _HOMES = {
         "problems.players": "Ball Box Free Nonnegative Simplex",
         "problems.task": "task",
         "simulate": "make_study simulate",
+        "steady": "Steady",
     }.items()
     for name in names.split()
 }

@@ -157,7 +157,8 @@ class Range:
         return " and ".join(f"{words} {end:g}" for words, end in ends.items() if end is not None)
 
 
-StepSize = Annotated[Scalar, Range(above=0)]
+STEP = "step size"  # what a warm-up multiplies, and what to lower where a run collapses
+StepSize = Annotated[Scalar, Range(above=0), STEP]
 Weight = Annotated[Scalar, Range(least=0)]
 Exponent = Annotated[Weight, Range(most=1)]
 Positive = Annotated[Scalar, Range(above=0)]

@@ -109,3 +109,15 @@ def choose_weighted(key: Tensor, weights: Tensor, count: int) -> list[list[int]]
     waits = -torch.log(uniform(key, len(weights)) + 2.0**-54) / weights
     chosen: list[list[int]] = waits.topk(count, largest=False, sorted=True).indices.tolist()
     return chosen
+
+
+def choose_in_turn(key: Tensor, strata: Tensor, count: int) -> list[list[int]]:
+    """The same where numbers of one stratum (0, 1, ...) come at equal distances, in random order."""
+    sizes = torch.bincount(strata)
+    first = sizes.cumsum(0) - sizes
+    order = (strata + uniform(fold(key, 0), len(strata))).argsort(stable=True, dim=-1)
+    rank = order.argsort(-1) - first[strata]
+    begin = uniform(fold(key, 1), len(sizes))
+    place = (rank + begin[..., strata]) / sizes[strata]
+    chosen: list[list[int]] = place.argsort(stable=True, dim=-1)[..., :count].tolist()
+    return chosen

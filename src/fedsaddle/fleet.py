@@ -15,7 +15,7 @@ import io
 import math
 import warnings
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -59,6 +59,7 @@ class Quorum:
     minimum: Count = 1  # fewer answers abandon the round
     deadline: Duration | None = None  # seconds after which the minimum is enough
     grace: Delay = 0.0  # seconds after the deadline in which the minimum may still be reached
+    collect: Count | None = None  # S^ of phases without local steps, if it is another
 
     def __post_init__(self) -> None:
         check(self)
@@ -71,6 +72,21 @@ class Quorum:
             )
         if self.grace and self.deadline is None:
             raise BadInput("grace begins at the deadline: give a deadline too")
+        if self.collect is not None and self.collect < self.minimum:
+            raise BadInput(f"collect must be at least minimum ({self.minimum}), got {self.collect}")
+
+    @property
+    def collecting(self) -> Quorum:
+        """That of a phase without local steps: of its answers, the same part is enough."""
+        if self.collect is None:
+            return self
+        enough = None if self.enough is None else -(-self.enough * self.collect // self.invite)
+        return replace(self, invite=self.collect, enough=enough and max(enough, self.minimum), collect=None)
+
+    @property
+    def most(self) -> int:
+        """The clients of the largest cohort."""
+        return max(self.invite, self.collect or 0)
 
     @property
     def wanted(self) -> int:
@@ -142,17 +158,21 @@ def invite(
     count: int,
     weights: Tensor | None = None,
     barred: Sequence[Collection[int]] = (),
+    strata: Tensor | None = None,
 ) -> Tensor:
-    """The clients (lane, count) that each lane invites: without replacement, uniformly or by weight.
+    """The clients (lane, count) that each lane invites: uniformly, by weight, or strata taking turns.
 
     Rounds and phases may be many, in dimensions before the lanes'. Those that a lane has `barred` are passed
     over: they come last, where too few others are left.
     """
     key, most = draws.key(draws.COHORT, seeds, round, phase), max(map(len, barred), default=0)
     drawn, keys = min(clients, count + most), key.flatten()
-    chosen = (
-        draws.choose(keys, clients, drawn) if weights is None else draws.choose_weighted(keys, weights, drawn)
-    )
+    if strata is not None:
+        chosen = draws.choose_in_turn(keys, strata, drawn)
+    elif weights is not None:
+        chosen = draws.choose_weighted(keys, weights, drawn)
+    else:
+        chosen = draws.choose(keys, clients, drawn)
     if most:
         chosen = [
             sorted(own, key=lambda client: client in out)[:count]  # stable: the others stay in order

@@ -87,7 +87,7 @@ class History:
 class Rules(NamedTuple):
     """What the lanes of one algorithm must obey."""
 
-    quorum: Quorum
+    quorums: Sequence[Quorum]  # of each phase
     clients: int
     phases: int
     rounds: int
@@ -199,11 +199,11 @@ def _told(text: str, rules: dict[str, Rules]) -> Told:
         entry["duplicate"],
         overdue=tuple(entry["overdue"]),
     )
-    _obeys(own, rule)
+    _obeys(own, rule, rule.quorums[entry["phase"]])
     return Told(entry["algorithm"], entry["seed"], entry["round"], entry["phase"], own)
 
 
-def _obeys(own: Gathering, rule: Rules) -> None:
+def _obeys(own: Gathering, rule: Rules, quorum: Quorum) -> None:
     for client in [*own.invited, *own.overdue]:
         if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < rule.clients:
             raise _Broken(f"{str(client)[:30]} is not one of the {rule.clients} clients")
@@ -216,8 +216,8 @@ def _obeys(own: Gathering, rule: Rules) -> None:
     _once("in duplicate", own.duplicate)
     if own.verdict is Verdict.ABANDON and own.used:
         raise _Broken("an abandoned phase uses nothing")
-    if own.verdict is Verdict.GO and not rule.quorum.minimum <= len(own.used) <= rule.quorum.wanted:
-        least, most = rule.quorum.minimum, rule.quorum.wanted
+    if own.verdict is Verdict.GO and not quorum.minimum <= len(own.used) <= quorum.wanted:
+        least, most = quorum.minimum, quorum.wanted
         raise _Broken(f"a round goes on with {least} to {most} answers, not with {len(own.used)}")
 
 

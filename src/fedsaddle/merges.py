@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from fedsaddle.checks import Norms, check_kinds, norm, origin
-from fedsaddle.core import Message, Pair, Range
+from fedsaddle.checks import Norms, check_kinds, origin
+from fedsaddle.core import Message, Range
 from fedsaddle.ranges import check
+from fedsaddle.steady import shortened
 
 
 class Rule(Protocol):
@@ -104,16 +105,7 @@ def clipped(up: Message, sent: Message, limits: Mapping[str, float]) -> Message:
     """Answers whose updates have at most the norm of their name. They may be stacked in front."""
     result = dict(up)
     for name in up.keys() & limits.keys():
-        start = origin(name, up[name], sent)
-        update = up[name] - start
-        share = (limits[name] / norm(update))[..., None]
-        over = share < 1
-        result[name] = Pair(
-            *(
-                torch.where(over, begin + share.to(step.dtype) * step, whole)
-                for begin, step, whole in zip(start, update, up[name], strict=True)
-            )
-        )
+        result[name] = shortened(origin(name, up[name], sent), up[name], limits[name])
     return result
 
 

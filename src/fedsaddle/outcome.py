@@ -33,7 +33,7 @@ class Outcome:
     """What `simulate` or `run` leaves behind. A lane is a seed of an algorithm, or of a setting of it."""
 
     rows: list[Row]  # evaluations, lane by lane at each
-    events: list[Event]  # abandoned rounds, diverged lanes
+    events: list[Event]  # abandoned rounds, diverged and collapsed lanes
     z: list[Pair]  # each lane's last finite point
     alive: list[bool]  # lanes that did not diverge
     problem: Problem | None = None

@@ -202,6 +202,14 @@ def floats(metrics: dict[str, Tensor]) -> list[dict[str, float]]:
 
 
 @runtime_checkable
+class Scored(Protocol):
+    """A task that gives every row a score, or one for each class."""
+
+    def spread(self, z: Pair) -> float:
+        """How much scores differ from row to row: their standard deviation, over classes the largest."""
+
+
+@runtime_checkable
 class Pictured(Protocol):
     """A task that can show where it is."""
 

@@ -87,6 +87,11 @@ def rightly_ranked(scores: Tensor, positive: Tensor) -> Tensor:
     return torch.where(positive, ours, (above + same / 2) / positive.sum())
 
 
+def deviation(scores: Tensor) -> float:
+    """How much scores (row,) or (row, class) differ from row to row: 0 if it is as if there were one row."""
+    return float(scores.to(torch.float64).std(0, correction=0).max())
+
+
 def disjoint(rows: int, count: int) -> list[slice]:
     """Rows cut into `count` runs of equal length, or nearly so."""
     ends = [rows * number // count for number in range(count + 1)]

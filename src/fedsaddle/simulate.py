@@ -31,6 +31,8 @@ from fedsaddle.mishaps import told_if_theirs
 from fedsaddle.outcome import Made, Outcome
 from fedsaddle.problem import Held, Problem, name_of
 from fedsaddle.ranges import check
+from fedsaddle.steady import PLAIN, Steady
+from fedsaddle.strata import Strata, strata_of
 
 
 class Hyperparameter(typing.NamedTuple):
@@ -60,10 +62,12 @@ def make_study(
     fleet: Fleet | None = None,
     batch: int = 10,
     weights: Sequence[float] | Tensor | None = None,
+    strata: Strata | None = None,
     cohorts: Cohorts = "independent",
     merge: Merge | None = None,
     faults: Faults | None = None,
     checks: Checks | None = None,
+    steady: Steady | None = None,
     executor: Executor | None = None,
     device: str | torch.device = "cpu",
 ) -> Study:
@@ -75,14 +79,17 @@ def make_study(
     seeds = _checked_seeds(seeds)
     if not settings or not seeds:
         raise BadInput("at least one algorithm and one seed are needed")
-    _check_parts(problem, settings, quorum, fleet, merge, faults, checks, executor)
+    _check_parts(problem, settings, quorum, fleet, merge, faults, checks, steady, executor)
     if names and len(names) != len(settings):
         raise BadInput(f"names must be one for each of the {len(settings)} settings, got {len(names)}")
     check_count("batch", batch)
     clients = len(problem.federation)
     quorum, fleet = quorum or _first_quorum(clients), fleet or Paper()
-    if quorum.invite > clients:
-        raise BadInput(f"invite must be at most the number of clients ({clients}), got {quorum.invite}")
+    if quorum.most > clients:
+        name = "invite" if quorum.invite > clients else "collect"
+        raise BadInput(f"{name} must be at most the number of clients ({clients}), got {quorum.most}")
+    if weights is not None and strata is not None:
+        raise BadInput("weights and strata both say who is invited: give one of them")
     cohorts = cohorts_given(cohorts)
     if cohorts not in typing.get_args(Cohorts):
         raise BadInput(f"cohorts must be 'independent', 'invited' or 'answered', got {shown(cohorts)}")
@@ -107,7 +114,7 @@ def make_study(
         quorum,
         fleet,
         batch,
-        None if weights is None else _odds(weights, clients, quorum.invite),
+        None if weights is None else _odds(weights, clients, quorum.most),
         cohorts,
         executor or Vectorised(),
         place,
@@ -115,6 +122,8 @@ def make_study(
         merge or MEAN,
         faults,
         checks,
+        steady or PLAIN,
+        None if strata is None else strata_of(problem.federation, strata),
     )
 
 
@@ -180,6 +189,7 @@ def _check_parts(
     merge: object,
     faults: object,
     checks: object,
+    steady: object,
     executor: object,
 ) -> None:
     """Refuse what is no problem, algorithm, quorum and so on, saying what would be one."""
@@ -191,6 +201,7 @@ def _check_parts(
         ("merge", merge, "rule", "Merge(Median(), clip=10.0)"),
         ("faults", faults, "spoil", "Faults(drop=0.1)"),
         ("checks", checks, "barred", "Checks(norm=100.0)"),
+        ("steady", steady, "stepped", "Steady(clip=0.1)"),
         ("executor", executor, "run", "Loop() or Vectorised()"),
     ):
         if isinstance(value, type):
@@ -223,9 +234,12 @@ def notes_of(studies: Sequence[Study]) -> list[str]:
     for name, norms in (("merge.clip", one.merge.clip), ("checks.norm", one.checks and one.checks.norm)):
         unsent = sorted(norms.keys() - sent) if isinstance(norms, dict) else []
         notes += [f"{name} of {kind} has no effect: no client here sends any" for kind in unsent]
-    most, rule = max(study.quorum.wanted for study in studies), one.merge.rule
+    most, rule = max(one.wanted for study in studies for one in study.quorums), one.merge.rule
     if isinstance(rule, TrimmedMean) and rule.trim and not math.floor(most * rule.trim + 1e-9):
         notes.append(f"merge.trim = {rule.trim:g} has no effect: of {most} answers it takes off none")
+    phases = [phase for study in studies for phase in study.algorithm.phases()]
+    if one.quorum.collect is not None and all(phase.length(0.0) for phase in phases):
+        notes.append(f"quorum.collect = {one.quorum.collect} has no effect: all phases take local steps")
     if one.cohorts != "independent" and all(len(study.algorithm.phases()) == 1 for study in studies):
         notes.append(f"cohorts = '{one.cohorts}' has no effect: one cohort is invited a round")
     return notes
@@ -274,10 +288,12 @@ def simulate(
     fleet: Fleet | None = None,
     batch: int = 10,
     weights: Sequence[float] | Tensor | None = None,
+    strata: Strata | None = None,
     cohorts: Cohorts = "independent",
     merge: Merge | None = None,
     faults: Faults | None = None,
     checks: Checks | None = None,
+    steady: Steady | None = None,
     executor: Executor | None = None,
     device: str | torch.device = "cpu",
     threads: int = 1,
@@ -304,10 +320,12 @@ def simulate(
             fleet=fleet,
             batch=batch,
             weights=weights,
+            strata=strata,
             cohorts=cohorts,
             merge=merge,
             faults=faults,
             checks=checks,
+            steady=steady,
             executor=executor,
             device=device,
         )

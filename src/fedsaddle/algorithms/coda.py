@@ -114,7 +114,7 @@ class CODASCA:
     """CODASCA: CODA+ with a control variate for each client and for the server."""
 
     eta_l: StepSize
-    eta_g: StepSize = 1.0
+    eta_g: Positive = 1.0  # what the mean of the walks is multiplied by
     theta: Weight = 0.0
     beta: Weight = 1.0  # how far the dual is corrected
     K_0: Count = 4000

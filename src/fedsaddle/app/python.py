@@ -21,7 +21,7 @@ from fedsaddle.app.outcomes import read_outcome
 from fedsaddle.app.results import Results, of_run, of_sweep
 from fedsaddle.app.run import Way, carry_out, place
 from fedsaddle.border.build import Wanted, load
-from fedsaddle.border.schema import algorithm_of
+from fedsaddle.border.schema import Beside, algorithm_of
 from fedsaddle.border.sweeps import load_sweep
 from fedsaddle.border.values import How, Parts, executors, named, plan_of, sweep_plan
 from fedsaddle.checks import Checks
@@ -39,6 +39,8 @@ from fedsaddle.problem import Problem
 from fedsaddle.report.sweeps import CHOSEN_BY_TEST, is_dropped, value_of
 from fedsaddle.runs import Plan, Watch
 from fedsaddle.simulate import ProgressLine, device_named
+from fedsaddle.steady import Steady
+from fedsaddle.strata import Strata
 
 
 def run(
@@ -54,10 +56,12 @@ def run(
     fleet: Fleet | None = None,
     batch: int | None = None,
     weights: Sequence[float] | Tensor | None = None,
+    strata: Strata | None = None,
     cohorts: Cohorts | None = None,
     merge: Merge | None = None,
     checks: Checks | None = None,
     faults: Faults | None = None,
+    steady: Steady | None = None,
     engine: str | None = None,
     executor: Executor | None = None,
     device: str | torch.device | None = None,
@@ -128,10 +132,12 @@ def sweep(
     fleet: Fleet | None = None,
     batch: int | None = None,
     weights: Sequence[float] | Tensor | None = None,
+    strata: Strata | None = None,
     cohorts: Cohorts | None = None,
     merge: Merge | None = None,
     checks: Checks | None = None,
     faults: Faults | None = None,
+    steady: Steady | None = None,
     engine: str | None = None,
     executor: Executor | None = None,
     device: str | torch.device | None = None,
@@ -160,8 +166,8 @@ def sweep(
             for key in {"grid", "fixed", "draw_seed"} & given.keys():
                 raise BadInput(f"{key} is for a problem; the experiment's [sweep] says it for {experiment}")
             plan = _of_name(given, load_sweep, by=by, budget=budget, halving=halving)
-            tables, K = plan.resolved["algorithms"], plan.resolved["K"]
-            made = {label: algorithm_of(label, table, K)[0] for label, table in tables.items()}
+            tables, shared = plan.resolved["algorithms"], [plan.resolved[key] for key in ("K", "steady")]
+            made = {label: algorithm_of(label, table, *shared)[0] for label, table in tables.items()}
         else:
             plan, made = _of_grid(given)
         folder = way.carry_out(plan, "sweep")
@@ -188,7 +194,8 @@ def _swept(results: Results, made: Mapping[str, Any], by: str) -> Swept:
 
 # --- plans -----------------------------------------------------------------------------------------------
 
-SAID_BY_FILES = ("quorum", "fleet", "weights", "cohorts", "merge", "checks", "faults", "executor", "name")
+OPTIONS = ("quorum", "fleet", "weights", "strata", "cohorts", "merge", "checks", "faults", "steady")
+SAID_BY_FILES = (*OPTIONS, "executor", "name")
 
 
 def _of_name(given: dict[str, Any], loaded: Callable[..., Plan], **own: Any) -> Plan:
@@ -233,8 +240,7 @@ def _values(given: dict[str, Any]) -> tuple[Parts, How]:
         raise BadInput("rounds is missing: say how many, such as rounds=200")
     for key, default in (("rounds", None), ("evaluate_every", 10), ("threads", 1)):
         check_count(key, given.get(key, default))
-    options = ["quorum", "fleet", "batch", "weights", "cohorts", "merge", "checks", "faults"]
-    shared = {key: given[key] for key in options if key in given}
+    shared = {key: given[key] for key in (*OPTIONS, "batch") if key in given}
     seeds = given.get("seeds", (0,))
     make = executors(given.get("engine"), given.get("executor"))
     values = Parts(
@@ -260,7 +266,9 @@ def _of_values(given: dict[str, Any]) -> Plan:
     """The plan of a problem and of algorithms that were made in Python."""
     values, how = _values(given)
     made = named(given.get("algorithms"))
-    studies = {label: values.study({label: (one, None)}) for label, one in made.items()}
+    studies = {
+        label: values.study({label: (one, Beside(None, values.steady))}) for label, one in made.items()
+    }
     return plan_of(studies, made, how)
 
 

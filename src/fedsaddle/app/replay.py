@@ -129,7 +129,7 @@ def _plan(
 def _rules(plan: Plan) -> dict[str, Rules]:
     return {
         name: Rules(
-            study.quorum,
+            study.quorums,
             len(study.problem.federation),
             len(study.algorithm.phases()),
             plan.rounds,

@@ -15,6 +15,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.border import plugged
 from fedsaddle.border.files import assign, parse_seeds, tables_of
 from fedsaddle.border.schema import (
+    Beside,
     Experiment,
     algorithm_of,
     build,
@@ -37,6 +38,8 @@ from fedsaddle.merges import Merge
 from fedsaddle.problem import Held, Problem
 from fedsaddle.runs import Plan
 from fedsaddle.simulate import check_rows_are_here, device_named, make_study, notes_of
+from fedsaddle.steady import BOUNDS, Steady
+from fedsaddle.strata import Strata
 
 
 class Wanted(TypedDict, total=False):
@@ -79,13 +82,14 @@ class Bench:
     def memory(self) -> int | None:
         return None if self.checked.memory_gb is None else int(self.checked.memory_gb * 2**30)
 
-    def study(self, settings: Mapping[str, tuple[Any, int | None]]) -> Study:
-        """One study of settings, by name, that share their rule, their counts and how many they invite."""
-        (first, (_, invite)), checked = next(iter(settings.items())), self.checked
+    def study(self, settings: Mapping[str, tuple[Any, Beside]]) -> Study:
+        """One study of settings, by name, that share their rule, their counts and what is said beside."""
+        (first, (_, (invite, steady))), checked = next(iter(settings.items())), self.checked
         table = {**checked.quorum, **({} if invite is None else {"invite": invite})}
         quorum: Quorum = build(Quorum, table, "quorum")
         sizes = self.problem.federation.sizes
         weights = {"uniform": None, "size": sizes}.get(str(checked.sampling), checked.sampling)
+        strata = strata_in(checked.sampling)
         try:
             return make_study(
                 self.problem,
@@ -95,11 +99,13 @@ class Bench:
                 quorum=quorum,
                 fleet=self.fleet,
                 batch=checked.batch,
-                weights=weights,  # type: ignore[arg-type]
+                weights=weights if strata is None else None,  # type: ignore[arg-type]
+                strata=strata,
                 cohorts=checked.cohorts,
                 merge=self.merge,
                 checks=self.checks,
                 faults=self.faults,
+                steady=steady,
                 # Each has its own, since it remembers how much memory this algorithm's visits need.
                 executor=self.ray or (Loop() if checked.engine == "loop" else Vectorised(self.memory)),
                 device=self.device,
@@ -118,6 +124,19 @@ class Bench:
         return found
 
 
+def strata_in(sampling: Any) -> Strata | None:
+    """The strata that an experiment invites by, if it does."""
+    if not isinstance(sampling, dict):
+        return None
+    for key in sampling:
+        if key != "strata":
+            raise unknown("key in sampling", key, ("strata",))
+    if not sampling:
+        raise BadInput("sampling.strata is missing: a column of the rows, or a number for each client")
+    found: Strata = sampling["strata"]
+    return found
+
+
 def _shrink(tables: dict[str, Any], clients: int) -> None:
     """Change an experiment to one with so many clients, of which a quorum asks no more than there are."""
     check_count("clients", clients)
@@ -125,7 +144,7 @@ def _shrink(tables: dict[str, Any], clients: int) -> None:
     quorum = {"invite": 8, **_table(tables, "quorum")}
     asking = [quorum, *(rule for rule in _table(tables, "algorithms").values() if isinstance(rule, dict))]
     for table in asking:
-        for key in {"invite", "enough", "minimum"} & table.keys():
+        for key in {"invite", "enough", "minimum", "collect"} & table.keys():
             if isinstance(table[key], int):
                 table[key] = min(table[key], clients)
     tables["quorum"] = quorum
@@ -199,9 +218,12 @@ def load(experiment: str, *, devices: bool = False, **wanted: Unpack[Wanted]) ->
             check_rows_are_here(bench.problem)
         if bench.checked.sampling == "size":
             raise BadInput("sampling by size needs to know how many rows each device has; say uniform")
+        if isinstance(strata_in(bench.checked.sampling), str):
+            raise BadInput("strata by a column need the rows, which are on devices: say a number for each")
     tables, K = bench.checked.algorithms, bench.checked.K
     labels = algorithms_named(wanted, tables)
-    studies = {label: bench.study({label: algorithm_of(label, tables[label], K)}) for label in labels}
+    steady = bounds_in(bench)
+    studies = {label: bench.study({label: algorithm_of(label, tables[label], K, steady)}) for label in labels}
     resolved = bench.resolved({label: tables[label] for label in labels})
     notes = notes_on_effect(bench, studies, labels)
     if any(key.split(".")[0] == "sweep" for key in bench.said):
@@ -212,6 +234,12 @@ def load(experiment: str, *, devices: bool = False, **wanted: Unpack[Wanted]) ->
     return Plan(
         resolved, studies, checked.rounds, checked.evaluate_every, notes=tuple(notes), complete=complete
     )
+
+
+def bounds_in(bench: Bench) -> dict[str, Any]:
+    """The bounds of all algorithms that do not say."""
+    steady: Steady = build(Steady, bench.checked.steady, "steady")
+    return vars(steady)
 
 
 def algorithms_named(wanted: Wanted, known: Mapping[str, Any]) -> list[str]:
@@ -256,6 +284,10 @@ def notes_on_effect(bench: Bench, studies: Mapping[str, Study], wanted: Iterable
     invite = checked.quorum.get("invite")
     asked = bool(said & {"quorum", "quorum.invite"})
     notes += _overridden("quorum.invite", invite, invites, asked, [Quorum.invite, *_every(checked, "invite")])
+    for key in BOUNDS:
+        most, asked = checked.steady.get(key), bool(said & {"steady", f"steady.{key}"})
+        bounds = {name: getattr(study.steady, key) for name, study in studies.items()}
+        notes += _overridden(f"steady.{key}", most, bounds, asked, _every(checked, key))
     spoken = {key.split(".")[1] for key in said if key.startswith("algorithms.")}
     left = sorted(spoken - set(wanted))
     notes += [f"--set algorithms.{name} has no effect: {name} is not among those that run" for name in left]
@@ -263,7 +295,7 @@ def notes_on_effect(bench: Bench, studies: Mapping[str, Study], wanted: Iterable
 
 
 def _overridden(
-    key: str, value: int | None, own: Mapping[str, int], asked: bool, every: Sequence[int | None]
+    key: str, value: float | None, own: Mapping[str, float], asked: bool, every: Sequence[float | None]
 ) -> list[str]:
     """A number that algorithms may have one of their own for, and that none, or not all of them, goes by."""
     if value is None:
@@ -275,8 +307,8 @@ def _overridden(
     return [] if used else [f"{key} = {value} has no effect: no algorithm here goes by it"]
 
 
-def _every(checked: Experiment, key: str) -> list[int | None]:
-    """What each algorithm of the file has for K or invite; None, if it goes by that of all."""
+def _every(checked: Experiment, key: str) -> list[Any]:
+    """What each algorithm of the file has for K, invite or a bound; None, if it goes by that of all."""
     rules = {
         label: (ALGORITHMS | plugged.PLUGGED["algorithms"]).get(str(own.get("algorithm", label)))
         for label, own in checked.algorithms.items()

@@ -22,6 +22,7 @@ from fedsaddle.border.plugins import GROUPS
 from fedsaddle.core import Scalar
 from fedsaddle.data.datasets import Dataset
 from fedsaddle.errors import BadInput
+from fedsaddle.steady import BOUNDS
 
 OWN: set[type[Any]] = set()  # the classes that are no part of the package
 TASKS: set[type[Any]] = set()  # those of them that are problems, or stand for a function that makes one
@@ -30,6 +31,7 @@ NEEDED = {
     "problems": ("init", "evaluate"),
     "fleets": ("check", "delays"),
 }
+BESIDE = ("algorithm", "invite", *BOUNDS)  # in an algorithm's table, what is no hyperparameter
 TOLD = ("features", "outputs", "shape")  # what a network's function may ask for
 
 
@@ -58,6 +60,11 @@ def check_class(group: str, name: str, thing: Any) -> None:
     hints = _hints(name, thing)
     if group == "algorithms":
         for field in dataclasses.fields(thing):
+            if field.name in BESIDE:
+                raise BadInput(
+                    f"{name}: an algorithm's table has a key '{field.name}' beside its hyperparameters: call "
+                    "the field something else"
+                )
             if hints[field.name] not in (int, float, Scalar):
                 raise BadInput(
                     f"{name}: the field '{field.name}' must be a number, such as core.StepSize or "

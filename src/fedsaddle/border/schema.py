@@ -27,6 +27,7 @@ from fedsaddle.fleet import FLEETS, Cohorts, Quorum, cohorts_today
 from fedsaddle.merges import MERGES, Merge
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.ranges import Seed, Threads, check
+from fedsaddle.steady import BOUNDS, PLAIN, Steady
 from fedsaddle.sweep import MOST_LANES
 
 STRICT = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
@@ -45,7 +46,8 @@ class Experiment(BaseModel):
     batch: Count = 10  # B, rows of a minibatch
     K: Count | None = None  # local steps, for every algorithm that does not say
     cohorts: Cohorts = "independent"
-    sampling: Literal["uniform", "size"] | list[float] = "uniform"
+    # Who is invited; { strata = ... } are groups of clients that take turns.
+    sampling: Literal["uniform", "size"] | list[float] | dict[str, str | list[int]] = "uniform"
     engine: Literal["auto", "vectorised", "loop", "ray"] = "auto"
     # Of engine ray; by default one for each core, or GPU, of the cluster.
     workers: Annotated[int, Range(least=1, most=MOST_WORKERS)] | None = None
@@ -61,6 +63,7 @@ class Experiment(BaseModel):
     merge: dict[str, Any] = {}  # how answers become one: by default their mean
     checks: dict[str, Any] | None = None  # of answers, before they count
     faults: dict[str, Any] | None = None  # that are injected
+    steady: dict[str, Any] = {}  # how long steps may be, for every algorithm that does not say
     history: bool = False  # whether to write down what became of every invitation
     algorithms: dict[str, dict[str, Any]]
     sweep: dict[str, Any] = {}
@@ -117,7 +120,7 @@ def check_label(label: str) -> None:
 WOULD_DO = {
     "samples": "a whole number or [fewest, most]",
     "seeds": "such as '0-4', or a list of whole numbers",
-    "sampling": "'uniform', 'size' or a list of weights",
+    "sampling": "'uniform', 'size', a list of weights, or { strata = 'COLUMN' }",
     "rate": "a number, or a list with one for each client",
     "positive": "one of the labels",
     "clip": "a number above 0, or a table with one for parameters, gradients or 'control variates'",
@@ -301,8 +304,17 @@ def rule_named(name: object) -> Any:
     return found
 
 
-def _settings(label: str, table: Mapping[str, Any], K: int | None) -> dict[str, Any]:
-    """An algorithm's table with every hyperparameter."""
+class Beside(NamedTuple):
+    """What an algorithm's table says beside its hyperparameters."""
+
+    invite: int | None = None  # instead of the quorum's
+    steady: Steady = PLAIN
+
+
+def _settings(
+    label: str, table: Mapping[str, Any], K: int | None, steady: Mapping[str, Any]
+) -> dict[str, Any]:
+    """An algorithm's table with every hyperparameter, and with those bounds that it has."""
     where, rest = f"algorithms.{label}", dict(table)
     name, invite = rest.pop("algorithm", label), rest.pop("invite", None)
     entry = rule_named(name)
@@ -315,14 +327,19 @@ def _settings(label: str, table: Mapping[str, Any], K: int | None) -> dict[str, 
             )
     defaults = {"K": K} if K is not None and has_K(entry.rule) else {}
     own = {} if invite is None else {"invite": invite}
+    bounds = _filled(Steady, {**steady, **{key: rest.pop(key) for key in BOUNDS if key in rest}}, where)
+    own |= {key: value for key, value in bounds.items() if value is not None}
     return {"algorithm": name, **own, **_filled(entry.rule, {**rest, **entry.fixed}, where, defaults)}
 
 
-def algorithm_of(label: str, table: Mapping[str, Any], K: int | None) -> tuple[Any, int | None]:
-    """An algorithm, and how many clients it invites if it says."""
-    values = _settings(label, table, K)
+def algorithm_of(
+    label: str, table: Mapping[str, Any], K: int | None, steady: Mapping[str, Any]
+) -> tuple[Any, Beside]:
+    """An algorithm, and what is said beside it; K and the bounds are those of all that do not say."""
+    values, where = _settings(label, table, K, steady), f"algorithms.{label}"
     name, invite = values.pop("algorithm"), values.pop("invite", None)
-    return made(rule_named(name).rule, values, f"algorithms.{label}"), invite
+    bounds = made(Steady, {key: values.pop(key, None) for key in BOUNDS}, where)
+    return made(rule_named(name).rule, values, where), Beside(invite, bounds)
 
 
 # --- an experiment with all that may be said -------------------------------------------------------------
@@ -348,8 +365,10 @@ def complete(tables: Mapping[str, Any]) -> dict[str, Any]:
     found["quorum"] = _filled(Quorum, found["quorum"], "quorum")
     for key, part in (("checks", Checks), ("faults", Faults)):
         found[key] = None if found[key] is None else _filled(part, found[key], key)
+    found["steady"] = _filled(Steady, found["steady"], "steady")
     found["algorithms"] = {
-        label: _settings(label, table, found["K"]) for label, table in found["algorithms"].items()
+        label: _settings(label, table, found["K"], found["steady"])
+        for label, table in found["algorithms"].items()
     }
     listed: dict[str, Any] = _lists(found)
     return listed

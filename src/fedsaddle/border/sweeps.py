@@ -12,8 +12,8 @@ from typing import Any, Protocol, Unpack
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fedsaddle.border.build import Bench, Wanted, algorithms_named, bench_of, notes_on_effect
-from fedsaddle.border.schema import Sweep, algorithm_of, check_label, complete, rule_named, sweep_of
+from fedsaddle.border.build import Bench, Wanted, algorithms_named, bench_of, bounds_in, notes_on_effect
+from fedsaddle.border.schema import Beside, Sweep, algorithm_of, check_label, complete, rule_named, sweep_of
 from fedsaddle.engine.course import Prune
 from fedsaddle.engine.executors.vectorised import Vectorised
 from fedsaddle.engine.study import Study, begin
@@ -21,7 +21,8 @@ from fedsaddle.errors import BadInput, unknown
 from fedsaddle.metric import check_declared
 from fedsaddle.problem import Problem
 from fedsaddle.runs import Plan
-from fedsaddle.simulate import hyperparameters
+from fedsaddle.simulate import Hyperparameter, hyperparameters
+from fedsaddle.steady import BOUNDS
 from fedsaddle.sweep import MOST_LANES, Halving, check_grid, labels, number_of, rungs, settings
 
 
@@ -37,9 +38,9 @@ def load_sweep(
     bench = bench_of(experiment, wanted)
     own = {"by": by, "budget": budget, "halving": halving}
     sweep = sweep_of(bench.checked.sweep | {key: value for key, value in own.items() if value is not None})
-    families = _families(bench, sweep, wanted)
+    families, steady = _families(bench, sweep, wanted), bounds_in(bench)
     made = {
-        name: {label: algorithm_of(label, table, bench.checked.K) for label, table in family.items()}
+        name: {label: algorithm_of(label, table, bench.checked.K, steady) for label, table in family.items()}
         for name, family in families.items()
     }
     studies = studies_of(bench, made)
@@ -101,7 +102,7 @@ def _expanded(name: str, table: dict[str, Any], sweep: Sweep, experiment: str) -
     """The settings that an algorithm tries."""
     rule = table.get("algorithm", name)
     entry = rule_named(rule)
-    known = {key: field for key, field in hyperparameters(entry.rule).items() if key not in entry.fixed}
+    known = {key: field for key, field in swept(entry.rule).items() if key not in entry.fixed}
     choices = check_grid(f"sweep.grid.{name}", sweep.grid.get(name, {}), known)
     found = settings(choices, sweep.budget, sweep.seed, number_of(f"{experiment}/{name}"))
     called = labels(name, len(found))
@@ -111,10 +112,16 @@ def _expanded(name: str, table: dict[str, Any], sweep: Sweep, experiment: str) -
     return {label: {**base, **values} for label, values in zip(called, found, strict=True)}
 
 
+def swept(rule: type[Any]) -> dict[str, Hyperparameter]:
+    """What a grid may name: the hyperparameters of an algorithm, and how long its steps may be."""
+    bounds = {name: Hyperparameter(name, name == "warmup", None) for name in BOUNDS}
+    return hyperparameters(rule) | bounds
+
+
 # --- studies, of a file or of values ---------------------------------------------------------------------
 
 
-Setting = tuple[Any, int | None]  # an algorithm, and how many clients it invites if it says
+Setting = tuple[Any, Beside]  # an algorithm, and what is said beside its hyperparameters
 
 
 class Maker(Protocol):
@@ -190,15 +197,15 @@ def _grouped(maker: Maker, name: str, family: Mapping[str, Setting]) -> dict[str
     """The studies of one algorithm: settings that differ in counts, or fill the memory, are apart."""
     groups: dict[tuple[Any, ...], dict[str, Setting]] = {}
     counts: list[str] = []
-    for label, (algorithm, invite) in family.items():
+    for label, (algorithm, beside) in family.items():
         known = hyperparameters(type(algorithm))
         counts = [key for key, field in known.items() if field.static]
-        shape = (type(algorithm), invite, *(getattr(algorithm, key) for key in counts))
-        groups.setdefault(shape, {})[label] = (algorithm, invite)
+        shape = (type(algorithm), *beside, *(getattr(algorithm, key) for key in counts))
+        groups.setdefault(shape, {})[label] = (algorithm, beside)
     varied = [place for place, values in enumerate(zip(*groups, strict=True)) if len(set(values)) > 1]
     studies: dict[str, Study] = {}
     for shape, group in groups.items():
-        told = "".join(f", {('rule', 'invite', *counts)[place]} {shape[place]}" for place in varied)
+        told = "".join(f", {('rule', *Beside._fields, *counts)[place]} {shape[place]}" for place in varied)
         at_once = _settings_at_once(maker, group)
         for first in range(0, len(group), at_once):
             part = dict(list(group.items())[first : first + at_once])

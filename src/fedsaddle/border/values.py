@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fedsaddle.border.identity import called, described, fields_of, in_json
-from fedsaddle.border.schema import Experiment, Sweep, as_today, check_label, complete, sweep_of
-from fedsaddle.border.sweeps import chosen_by, prunes_of, resolved_sweep, smaller_than_budget, studies_of
+from fedsaddle.border.schema import Beside, Experiment, Sweep, as_today, check_label, complete, sweep_of
+from fedsaddle.border.sweeps import (
+    Setting,
+    chosen_by,
+    prunes_of,
+    resolved_sweep,
+    smaller_than_budget,
+    studies_of,
+    swept,
+)
 from fedsaddle.engine.executors.loop import Loop
 from fedsaddle.engine.executors.ray import Ray
 from fedsaddle.engine.executors.vectorised import Vectorised
@@ -22,7 +30,8 @@ from fedsaddle.engine.study import Executor, Study
 from fedsaddle.errors import BadInput, shown, unknown
 from fedsaddle.problem import Problem
 from fedsaddle.runs import Plan
-from fedsaddle.simulate import check_rows_are_here, hyperparameters, make_study, notes_of
+from fedsaddle.simulate import check_rows_are_here, make_study, notes_of
+from fedsaddle.steady import BOUNDS, PLAIN, Steady
 from fedsaddle.sweep import check_grid, labels, number_of
 from fedsaddle.sweep import settings as sweep_settings
 
@@ -50,8 +59,15 @@ class Parts:
     executor: Callable[[], Executor]  # each study has its own, since it remembers what memory a visit needs
     memory: int | None = None
 
-    def study(self, settings: Mapping[str, tuple[Any, int | None]]) -> Study:
-        """One study of settings, by name, that share their rule and their counts."""
+    @property
+    def steady(self) -> Steady:
+        """How long steps may be, of a setting that does not say."""
+        found: Steady = self.shared.get("steady", PLAIN)
+        return found
+
+    def study(self, settings: Mapping[str, Setting]) -> Study:
+        """One study of settings, by name, that share their rule, their counts and their bounds."""
+        first = next(iter(settings.values()))
         try:
             return make_study(
                 self.problem,
@@ -60,7 +76,7 @@ class Parts:
                 names=list(settings),
                 executor=self.executor(),
                 device=self.device,
-                **self.shared,
+                **(self.shared | {"steady": first[1].steady}),
             )
         except BadInput as error:
             several = "" if len(settings) == 1 else f" and {len(settings) - 1} more"
@@ -135,6 +151,9 @@ def resolve(studies: Mapping[str, Study], settings: Mapping[str, Any], how: How)
         **{f"algorithms.{label}": described("algorithm", own) for label, own in settings.items()},
     }
     problem = parts["problem"].table
+    bounds = {
+        name: study.steady.said for study in studies.values() for name in study.names if name in settings
+    }
     found: dict[str, Any] = {key: field.default for key, field in Experiment.model_fields.items()}
     found |= {
         "name": how.name or str(problem["name"]),
@@ -143,7 +162,7 @@ def resolve(studies: Mapping[str, Study], settings: Mapping[str, Any], how: How)
         "seeds": list(dict.fromkeys(one.seeds)),
         "batch": one.batch,
         "cohorts": one.cohorts,
-        "sampling": "uniform" if one.weights is None else one.weights.tolist(),
+        "sampling": _sampling(one),
         **_engine(one.executor),
         "device": str(one.device),
         "threads": how.threads,
@@ -156,7 +175,8 @@ def resolve(studies: Mapping[str, Study], settings: Mapping[str, Any], how: How)
         "checks": one.checks and fields_of(one.checks),
         "faults": one.faults and fields_of(one.faults),
         "history": how.history,
-        "algorithms": {label: parts[f"algorithms.{label}"].table for label in settings},
+        "steady": {},
+        "algorithms": {label: {**parts[f"algorithms.{label}"].table, **own} for label, own in bounds.items()},
     }
     del found["sweep"], found["code"]
     foreign = [place for place, part in parts.items() if part.foreign]
@@ -164,6 +184,13 @@ def resolve(studies: Mapping[str, Study], settings: Mapping[str, Any], how: How)
     for place, part in (("problem", one.problem), ("fleet", one.fleet)):
         found[place] |= getattr(part, "pinned", {})
     return in_json(found)
+
+
+def _sampling(study: Study) -> Any:
+    """Who is invited, as an experiment says it."""
+    if study.strata is not None:
+        return {"strata": study.strata.tolist()}
+    return "uniform" if study.weights is None else study.weights.tolist()
 
 
 def _engine(executor: Executor) -> dict[str, Any]:
@@ -195,7 +222,7 @@ def sweep_plan(
     for label, given in algorithms.items():
         several, number = len(algorithms) > 1, number_of(f"{name}/{label}")
         choices, rest = (one.get(label, {}) if several else one for one in (grid, fixed))
-        families[label] = _settings(label, given, choices, rest, sweep, number)
+        families[label] = _settings(label, given, choices, rest, sweep, number, values.steady)
     studies = studies_of(values, families)
     metric, by_test = chosen_by(values, sweep, asked=sweep.by is not None, say="by='{}'")
     settings = {label: one for family in families.values() for label, (one, _) in family.items()}
@@ -211,15 +238,15 @@ def sweep_plan(
 
 
 def _settings(
-    label: str, given: Any, grid: Any, fixed: Any, sweep: Sweep, number: int
-) -> dict[str, tuple[Any, int | None]]:
+    label: str, given: Any, grid: Any, fixed: Any, sweep: Sweep, number: int, steady: Steady
+) -> dict[str, Setting]:
     """The settings of one algorithm: of a class with what is fixed, or of an instance that is varied."""
     rule = given if isinstance(given, type) else type(given)
     if not dataclasses.is_dataclass(rule):
         raise BadInput(f"{label} must be a class of algorithms, such as CDMAADA, or one, got {shown(given)}")
     if not isinstance(grid, Mapping) or not isinstance(fixed, Mapping):
         raise BadInput(f"grid and fixed must be such as {{'c_eta': [0.05, 0.1]}}, got {shown(grid)}")
-    known = hyperparameters(rule)
+    known = swept(rule)
     for key in fixed:
         if key not in known:
             raise unknown(f"hyperparameter of {label}", key, known)
@@ -235,5 +262,9 @@ def _settings(
     ]
     if missing:
         raise BadInput(f"{label}: {missing[0]} is missing; put it into the grid, or say fixed=...")
-    made = [rule(**{**base, **fixed, **own}) for own in found]
-    return {name: (one, None) for name, one in zip(labels(label, len(made)), made, strict=True)}
+    made = []
+    for own in found:
+        values = {**base, **fixed, **own}
+        bounds = {key: values.pop(key) for key in BOUNDS if key in values}
+        made.append((rule(**values), Beside(None, replace(steady, **bounds))))
+    return dict(zip(labels(label, len(made)), made, strict=True))

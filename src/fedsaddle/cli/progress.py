@@ -178,12 +178,12 @@ def _speed(speed: float) -> str:
 def _trouble(plan: Plan, study: str, stop: Stop) -> list[str]:
     """What a person should hear at once.
 
-    Each lane that has just diverged: in a sweep many do, and their number says enough. And what has befallen
-    the machines.
+    Each lane that has just diverged or collapsed: in a sweep many do, and their number says enough. And what
+    has befallen the machines.
     """
-    ends = [event for event in stop.events if event.what == "diverged" and not plan.by]
+    ends = [event for event in stop.events if event.what in ("diverged", "collapsed") and not plan.by]
     seeds = plan.studies[study].seeds
-    lines = [f"{study} seed {seeds[one.lane]} diverged in round {one.round}: {one.detail}" for one in ends]
+    lines = [f"{study} seed {seeds[one.lane]} {one.what} in round {one.round}: {one.detail}" for one in ends]
     lines += [f"{study} round {one.round}: {one.detail}" for one in stop.events if one.what == "memory"]
     lost = [event for event in stop.events if event.what == "lost"]
     if lost:

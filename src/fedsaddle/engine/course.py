@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fedsaddle.core import Pair, Remembers
 from fedsaddle.data import federated
 from fedsaddle.engine.accounting import Content, Postage, floats_down, floats_up
+from fedsaddle.engine.collapse import collapses
 from fedsaddle.engine.executors.loop import Loop
 from fedsaddle.engine.memory import until_it_fits
 from fedsaddle.engine.phase import calls_of, send, visits_of
@@ -165,12 +166,13 @@ def course(
         if not any(lanes.alive):
             return
         told: list[Told] = []
+        before = lanes
         with told_if_theirs(who):
-            lanes, events = play(study, lanes, round, told)
+            lanes, events = play(study, before, round, told)
             events = [_with_last_metric(study, lanes, event) for event in events]
         if (round + 1) % every == 0 or round + 1 == rounds:
             with told_if_theirs(who):
-                stop = _judged(study, lanes, round + 1, events)
+                stop = _looked_at(study, before, _judged(study, lanes, round + 1, events))
             if prune is not None and round + 1 < rounds:
                 dropped = prune(stop)
                 stop = stop._replace(lanes=_without(stop.lanes, dropped), events=[*stop.events, *dropped])
@@ -183,6 +185,17 @@ def course(
 def _judged(study: Study, lanes: Lanes, round: int, events: list[Event]) -> Stop:
     rows, diverged = evaluate(study, lanes, round)
     return Stop(round, _without(lanes, diverged), rows, [*events, *diverged])
+
+
+def _looked_at(study: Study, before: Lanes, stop: Stop) -> Stop:
+    """An evaluation with what has collapsed. Such lanes go on: who watches decides."""
+    metrics = {row.lane: row.metrics for row in stop.rows}
+    fallen = collapses(study, before, stop.lanes, metrics, stop.round)
+    if not fallen:
+        return stop
+    ended = {event.lane for event in fallen}
+    known = [was or lane in ended for lane, was in enumerate(stop.lanes.collapsed)]
+    return stop._replace(lanes=replace(stop.lanes, collapsed=known), events=[*stop.events, *fallen])
 
 
 def _without(lanes: Lanes, ends: list[Event]) -> Lanes:

@@ -65,7 +65,7 @@ def gather(
     With the meeting `before`, of the first phase's cohort those whose answers were used in it.
     """
     seeds, out = study.lane_seeds, barred(study, strikes)
-    invited = invitations(study, round, number if study.cohorts == "independent" else 0, out)
+    invited = invitations(study, round, number, out)
     again = before is not None and getattr(study.fleet, "once_a_round", False)
     delays = study.fleet.delays(seeds, round, 0 if again else number, invited, clock)
     twice: list[list[int]] = [[] for _ in study.seeds]
@@ -88,10 +88,11 @@ def gather(
             waits = {client: wait for client, wait in waits.items() if client not in out[lane]}
         if before is not None:
             used = set(before[lane].used)
-            waits = {client: wait for client, wait in waits.items() if client in used}
+            asked = [client for client in waits if client in used][: study.quorums[number].invite]
+            waits = {client: waits[client] for client in asked}
         own = list(waits)
         bad = [place for place, client in enumerate(own) if client in why[lane]]
-        end = study.quorum.settle(list(waits.values()), bad)
+        end = study.quorums[number].settle(list(waits.values()), bad)
         meeting.append(
             Gathering(
                 own,
@@ -108,15 +109,21 @@ def gather(
     return meeting
 
 
-def invitations(study: Study, round: int, cohort: int, out: list[set[int]]) -> Tensor:
-    """Whom each lane invites: drawn for some rounds at once, unless it depends on odds or on answers."""
-    seeds, clients, count = study.lane_seeds, len(study.problem.federation), study.quorum.invite
+def invitations(study: Study, round: int, number: int, out: list[set[int]]) -> Tensor:
+    """Whom each lane invites: drawn for some rounds at once, unless it depends on odds or on answers.
+
+    A smaller cohort is the beginning of a larger one that is drawn with the same key.
+    """
+    seeds, clients, strata = study.lane_seeds, len(study.problem.federation), study.strata
+    cohort = number if study.cohorts == "independent" else 0
+    count = study.quorums[0 if study.cohorts == "answered" else number].invite
     if out or study.weights is not None:
-        return invite(seeds, round, cohort, clients, count, study.weights, out)
-    drawn = drawn_ahead(
-        study, "cohorts", round, lambda rounds, phases: invite(seeds, rounds, phases, clients, count)
-    )
-    return drawn[cohort]
+        return invite(seeds, round, cohort, clients, count, study.weights, out, strata)
+
+    def drawn(rounds: Tensor, phases: Tensor) -> Tensor:
+        return invite(seeds, rounds, phases, clients, study.quorum.most, strata=strata)
+
+    return drawn_ahead(study, "cohorts", round, drawn)[cohort][:, :count]
 
 
 def drawn_ahead(study: Study, what: str, round: int, draw: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

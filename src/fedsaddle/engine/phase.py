@@ -45,7 +45,7 @@ def calls_of(
     def keys(rounds: Tensor, phases: Tensor) -> Tensor:
         return draws.key(draws.BATCHES, study.lane_seeds, rounds, phases)
 
-    lane, place, answers = layout(tuple(counts), study.quorum.wanted)
+    lane, place, answers = layout(tuple(counts), study.quorums[number].wanted)
     host = Calls(
         lane,
         client,
@@ -145,11 +145,14 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
     count = calls.answers.to(server.z.x.dtype)
     there = torch.arange(calls.place.shape[1], device=study.device) < calls.answers[:, None]
 
+    walks = any(phase.length(0.0) for phase in study.algorithm.phases())
+
     def one(algorithm: Algorithm, server: Any, turn: Turn, merged: Message) -> Any:
-        phase = algorithm.phases()[number]
+        phase = study.steady.warmed(algorithm, turn.t).phases()[number]
         who = f"the merge of phase {phase.name} of {type(algorithm).__name__}"
         with untouched(who, server):
-            after = projected(study.problem, phase.merge(server, turn, **merged))
+            after = phase.merge(server, turn, **merged)
+            after = projected(study.problem, study.steady.merged(server, after, walks))
         if looks(after) != looks(server):
             raise BadInput(f"{who} must give a server as it was: {looks(server)}, not {looks(after)}")
         return after

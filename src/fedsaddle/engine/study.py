@@ -31,6 +31,7 @@ from fedsaddle.fleet import Cohorts, Fleet, Quorum
 from fedsaddle.history import Gathering, History
 from fedsaddle.merges import MEAN, Merge
 from fedsaddle.problem import Federation, Problem, release
+from fedsaddle.steady import PLAIN, Steady
 
 CPU = torch.device("cpu")
 Meeting = list[Gathering]  # one phase, lane by lane
@@ -48,7 +49,8 @@ class Event(NamedTuple):
 
     lane: int
     round: int
-    what: str  # abandoned, diverged, dropped, lost (with a worker), or memory: less is used from here on
+    # abandoned, diverged, collapsed, dropped, lost (with a worker), or memory: less is used from here on
+    what: str
     detail: str
 
 
@@ -138,6 +140,8 @@ class Study:
     merge: Merge = MEAN
     faults: Faults | None = None  # that are injected
     checks: Checks | None = None  # of answers; without them, what a client computes is taken as it is
+    steady: Steady = PLAIN  # how long steps may be
+    strata: Tensor | None = None  # of each client; None where all are invited alike
     history: History | None = None  # if given, it decides who is invited and what becomes of the answers
     next_meetings: dict[Any, list[Meeting]] = field(default_factory=dict, init=False)
     drawn: dict[str, tuple[int, Tensor]] = field(default_factory=dict, init=False)  # see `gather.drawn_ahead`
@@ -161,12 +165,18 @@ class Study:
         return torch.tensor(self.seeds)
 
     @cached_property
+    def quorums(self) -> list[Quorum]:
+        """That of each phase."""
+        phases = self.algorithm.phases()
+        return [self.quorum if phase.length(0.0) else self.quorum.collecting for phase in phases]
+
+    @cached_property
     def kinds(self) -> list[dict[str, str]]:
         """What each name of an answer carries, phase by phase."""
         return [kinds_up(phase) for phase in self.algorithm.phases()]
 
     def task(self, number: int) -> Task:
-        return Task(self.problem, self.federation, self.algorithm, number, self.batch)
+        return Task(self.problem, self.federation, self.algorithm, number, self.batch, self.steady)
 
     def per_lane(self, rule: Callable[..., Any], *stacked: Any) -> Any:
         """rule(algorithm, ...) for every lane, with the lane's own hyperparameters."""
@@ -189,6 +199,7 @@ class Lanes:
     posted: list[Counter[Posted]]  # messages so far
     alive: list[bool]
     strikes: list[Counter[int]] = field(default_factory=list)  # refused answers of each client
+    collapsed: list[bool] = field(default_factory=list)  # lanes of which that has been said
 
 
 def begin(study: Study, memory: bool = True) -> Lanes:
@@ -202,8 +213,9 @@ def begin(study: Study, memory: bool = True) -> Lanes:
         held = blank_memory(study, study.per_lane(lambda algorithm, z: algorithm.remember(z), z))
     n = len(study.seeds)
     server = study.per_lane(lambda algorithm, z: algorithm.init(z), z)
-    none: list[Counter[int]] = [Counter() for _ in range(n)]
-    return Lanes(server, held, [0] * n, [0.0] * n, [Counter() for _ in range(n)], [True] * n, none)
+    posted: list[Counter[Posted]] = [Counter() for _ in range(n)]
+    strikes: list[Counter[int]] = [Counter() for _ in range(n)]
+    return Lanes(server, held, [0] * n, [0.0] * n, posted, [True] * n, strikes, [False] * n)
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from fedsaddle.engine.compile.trace import Unrecordable
 from fedsaddle.errors import BadInput, shown
 from fedsaddle.mishaps import told_if_theirs
 from fedsaddle.problem import Batch, Constrained, Federation, Game, Minimax, Problem, name_of
+from fedsaddle.steady import PLAIN, Steady
 
 T = TypeVar("T")
 Field = Callable[[Pair, Batch], Pair]
@@ -83,6 +84,7 @@ class Task(NamedTuple):
     algorithm: Algorithm
     phase: int
     batch: int  # rows of a minibatch
+    steady: Steady = PLAIN  # how long its steps may be
 
 
 class Extent(NamedTuple):
@@ -264,7 +266,7 @@ class Oracle:
             return self._part(move, start, self.stage)
         z, self._walk = start, self._ahead(start)
         for step in range(len(self.batch_rows)):
-            z = self._step(move, z, step)
+            z = self._step(move, start, z, step)
         self._walk = None
         return z
 
@@ -277,13 +279,13 @@ class Oracle:
             return stage.state  # type: ignore[no-any-return]
         self._walk = self._ahead(start)
         number = 0 if stage.at is None else stage.at
-        raise Paused(self._step(move, start if stage.state is None else stage.state, number))
+        raise Paused(self._step(move, start, start if stage.state is None else stage.state, number))
 
-    def _step(self, move: Callable[..., T], z: T, step: int | Tensor) -> T:
-        """Where one step leads."""
+    def _step(self, move: Callable[..., T], start: T, z: T, step: int | Tensor) -> T:
+        """Where one step of a walk from `start` leads."""
         number = step * self.batch_rows.shape[1]
         batches = self._walk.take(number) if self._walk else self._minibatches(step, number)
-        moved = projected(self.task.problem, move(z, *batches))
+        moved = projected(self.task.problem, self.task.steady.stepped(start, z, move(z, *batches)))
         if self.extent.ragged:
             going = step < self.steps
             moved = tree_map(lambda new, old: torch.where(going, new, old), moved, z)
@@ -323,7 +325,7 @@ def answer(
 ) -> Answer:
     """One client's answer. A stage that ends in the walk is left by `Paused`."""
     algorithm: Any = task.algorithm
-    mine: Algorithm = replace(algorithm, **given["hyper"])
+    mine: Algorithm = task.steady.warmed(replace(algorithm, **given["hyper"]), given["t"])
     rest = {name: value for name, value in given.items() if name not in ("hyper", "down")}
     client = Oracle(task, extent, batch_rows, **rest, stage=stage)
     phase = mine.phases()[task.phase]

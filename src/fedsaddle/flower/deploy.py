@@ -82,7 +82,7 @@ def check_keys(server: Serving) -> dict[int, bytes]:
             )
         if isinstance(study.algorithm, Remembers) and len(study.algorithm.phases()) > 1:
             raise BadInput(f"algorithms.{name}: clients that remember are deployed in one phase only")
-        clients, wanted = len(study.problem.federation), study.quorum.wanted
+        clients, wanted = len(study.problem.federation), max(one.wanted for one in study.quorums)
         strangers = [number for number in public if number >= clients]
         if strangers:
             raise BadInput(

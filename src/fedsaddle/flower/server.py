@@ -161,14 +161,14 @@ class Deployment:
         most = most_strikes(study)
         if before is None:
             order = self._order(study, seed, round, number)
-            self._wait_for_nodes(study.quorum, order, self.roll.barred(most))
+            self._wait_for_nodes(study.quorums[number], order, self.roll.barred(most))
         else:
             order = [client for client in before.invited if client in before.used]
         kept = partial(self._kept_by, name, seed)
         measure = Measure(self.usual, f"{name} {seed} {number}", down, lambda client: kept(client) < 0)
         wait = Wait(
             self.roll,
-            study.quorum,
+            study.quorums[number],
             name,
             seed,
             round,
@@ -188,7 +188,7 @@ class Deployment:
         clients = len(study.problem.federation)
         count = clients if study.weights is None else int((study.weights > 0).sum())
         cohort = number if study.cohorts == "independent" else 0
-        drawn = invite(torch.tensor([seed]), round, cohort, clients, count, study.weights)
+        drawn = invite(torch.tensor([seed]), round, cohort, clients, count, study.weights, (), study.strata)
         order: list[int] = drawn[0].tolist()
         return [client for client in order if client in self.roll.nodes]
 

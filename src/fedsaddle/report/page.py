@@ -179,6 +179,11 @@ def _series(series: Series, metrics: Sequence[str]) -> dict[str, Any]:
         "diverged": [
             {"seed": lane.seed, "told": lane.diverged, **_end(lane)} for lane in series.lanes if lane.diverged
         ],
+        "collapsed": [
+            {"seed": one.seed, "told": f"round {one.round}: {one.detail}"}
+            for one in series.happened
+            if one.what == "collapsed"
+        ],
         "abandoned": series.abandoned,
         "trouble": series.trouble,
         "timeline": timeline_of(series),

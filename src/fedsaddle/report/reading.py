@@ -47,7 +47,7 @@ class Happening(NamedTuple):
 
     seed: int
     round: int
-    what: str  # abandoned, diverged, dropped, lost or memory
+    what: str  # abandoned, diverged, collapsed, dropped, lost or memory
     detail: str
 
 
@@ -205,7 +205,7 @@ def _happened(path: Path) -> dict[str, list[Happening]]:
     """What each algorithm met with, in the order of the table."""
     found: dict[str, list[Happening]] = {}
     for place, (algorithm, seed, when, event, detail) in read_table(path)[1]:
-        what = event if event in (*ENDS, "lost", "memory") else "abandoned"
+        what = event if event in (*ENDS, "collapsed", "lost", "memory") else "abandoned"
         own = Happening(count_of(seed, place), count_of(when, place), what, detail)
         found.setdefault(algorithm, []).append(own)
     return found

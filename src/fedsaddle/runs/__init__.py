@@ -4,8 +4,8 @@
     metrics.json            what the problem declares of each metric
     rounds.csv              one row an evaluation of a lane
     traffic.csv             floats sent so far at each evaluation, by direction, variable and kind
-    events.csv              abandoned rounds, diverged lanes, lanes that a sweep has dropped, answers
-                            that were lost with a worker, a lack of memory
+    events.csv              abandoned rounds, lanes that diverged or collapsed or were dropped by a sweep,
+                            answers that were lost with a worker, a lack of memory
     history.jsonl           if it was asked for: what became of every invitation
     clock.jsonl             seconds on the wall's clock at each evaluation
     environment.json        for each time it was started: when, with what, on what, and for how long

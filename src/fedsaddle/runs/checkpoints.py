@@ -34,6 +34,8 @@ def state_of(lanes: Lanes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     rest = {"completed": lanes.completed, "clock": lanes.clock, "alive": lanes.alive, "posted": posted}
     if any(lanes.strikes):
         rest["strikes"] = [sorted(own.items()) for own in lanes.strikes]
+    if any(lanes.collapsed):
+        rest["collapsed"] = lanes.collapsed
     return tensors, rest
 
 
@@ -56,7 +58,8 @@ def _lanes_of(study: Study, tensors: dict[str, torch.Tensor], rest: dict[str, An
     posted = [Counter({Posted(way, phase): count for way, phase, count in lane}) for lane in rest["posted"]]
     none: list[list[list[int]]] = [[] for _ in study.seeds]
     strikes = [Counter(dict(own)) for own in rest.get("strikes", none)]
-    return Lanes(server, memory, rest["completed"], rest["clock"], posted, rest["alive"], strikes)
+    said = rest.get("collapsed", fresh.collapsed)
+    return Lanes(server, memory, rest["completed"], rest["clock"], posted, rest["alive"], strikes, said)
 
 
 def versions() -> dict[str, str]:

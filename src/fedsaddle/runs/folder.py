@@ -188,7 +188,7 @@ class RunFolder:
         """Put aside what is there of so many rounds, as the beginning of a run of more.
 
         An algorithm whose state is not there begins again, and comes to the same. So does one in which a lane
-        was found diverged at its last evaluation, where that was made only because the run ended there.
+        was found diverged or collapsed at an evaluation that was made only because the run ended there.
         """
         done, state, kept, old = (self._saved[key] for key in ("done", "state", "kept", "before"))
         there = {
@@ -205,11 +205,8 @@ class RunFolder:
             else:
                 start = old["starts"].get(key) if old else None
                 source = {name: self._aside(name) for name in there} if start else {}
-            if (
-                ended
-                and extra
-                and f",{rounds - 1},diverged," in own_rows("events.csv", there["events.csv"], names)
-            ):
+            last = own_rows("events.csv", there["events.csv"], names) if ended and extra else ""
+            if any(f",{rounds - 1},{what}," in last for what in ("diverged", "collapsed")):
                 start = None
             if start and not (self.path / start["file"]).exists() and ended:
                 start = None

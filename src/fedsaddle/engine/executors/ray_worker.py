@@ -16,6 +16,7 @@ from fedsaddle.engine.compile.cuts import Cut, rounded_up
 from fedsaddle.engine.executors.vectorised import Vectorised
 from fedsaddle.engine.visits import Answer, Extent, Task, Visits
 from fedsaddle.problem import Problem
+from fedsaddle.steady import Steady
 
 
 class Job(NamedTuple):
@@ -24,6 +25,7 @@ class Job(NamedTuple):
     algorithm: Algorithm
     phase: int
     batch: int
+    steady: Steady
     extent: Extent
 
 
@@ -38,14 +40,14 @@ class Worker:
         self.problem, self.device = problem, torch.device(device)
         self.federation = problem.federation.to(self.device)
         self.memory = _share() if memory is None and self.device.type == "cpu" else memory
-        self.engines: dict[tuple[Algorithm, int], tuple[Vectorised, Graphs]] = {}
+        self.engines: dict[tuple[Algorithm, int, Steady], tuple[Vectorised, Graphs]] = {}
         return os.getpid()
 
     def ask(self, job: Job, by_lane: Any, rest: Any) -> tuple[Any, str | None]:
         """The answers to a part of the visits, and what a person should hear."""
-        task = Task(self.problem, self.federation, job.algorithm, job.phase, job.batch)
+        task = Task(self.problem, self.federation, job.algorithm, job.phase, job.batch, job.steady)
         visits = Visits(to_tensors(by_lane, self.device), *to_tensors(rest, self.device))
-        key = (job.algorithm, job.batch)
+        key = (job.algorithm, job.batch, job.steady)
         if key not in self.engines:
             self.engines[key] = Vectorised(self.memory), Graphs()
         engine, graphs = self.engines[key]

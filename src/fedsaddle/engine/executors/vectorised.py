@@ -94,7 +94,7 @@ class Vectorised(Executor):
         self, study: Study, number: int, extent: Extent, inputs: PhaseInputs, tapes: Tapes
     ) -> PhaseResult | Lost:
         """A phase on a CPU: all visits in one tape, or piece by piece, by all threads."""
-        real, most = len(inputs.calls.lane), len(study.seeds) * study.quorum.wanted
+        real, most = len(inputs.calls.lane), len(study.seeds) * study.quorums[number].wanted
         cut = Cut.of(self, study.task(number), extent)
         piece = self.piece(cut.task, cut.room, lambda: visits_in(study, number, inputs), most, tapes.workers)
         count = -(-real // piece) * piece
@@ -113,7 +113,7 @@ class Vectorised(Executor):
         self, study: Study, number: int, extent: Extent, inputs: PhaseInputs, graphs: Graphs
     ) -> PhaseResult:
         """A phase on a GPU. There is room for some more visits than there are, so that few shapes occur."""
-        real, most = len(inputs.calls.lane), len(study.seeds) * study.quorum.wanted
+        real, most = len(inputs.calls.lane), len(study.seeds) * study.quorums[number].wanted
         cut = Cut.of(self, study.task(number), extent)
         self.measure_visit(cut.task, cut.room, lambda: visits_in(study, number, inputs))
         piece = max(8, most // 8)

@@ -129,7 +129,7 @@ function drawTimeline() {
   const able = data.series.map((series, index) => ({series, index})).filter(({series}) => series.timeline.parts.length || series.timeline.others.length);
   if (!able.length) return $("timeline").replaceChildren();
   const W = 860, left = 20 + 7.3 * Math.min(26, Math.max(...able.map(({series}) => series.label.length))), H = 44 + 24 * able.length;
-  const last = Math.max(...able.map(({series}) => series.timeline.rounds), 1), x = a => left + a / last * (W - left - 20), svg = frameOf(W, H, "when rounds were abandoned and seeds diverged");
+  const last = Math.max(...able.map(({series}) => series.timeline.rounds), 1), x = a => left + a / last * (W - left - 20), svg = frameOf(W, H, "when rounds were abandoned and seeds diverged or collapsed");
   svg.style.maxWidth = "64rem";
   for (const tick of niceTicks(0, last, 8)) svg.append(shape("line", {class: "grid", x1: x(tick), x2: x(tick), y1: 4, y2: H - 36}), shape("text", {x: x(tick), y: H - 22, "text-anchor": "middle"}, amount(tick)));
   svg.append(shape("text", {x: (left + W) / 2, y: H - 5, "text-anchor": "middle"}, "rounds"));
@@ -138,17 +138,18 @@ function drawTimeline() {
     svg.append(shape("text", {x: left - 8, y: top + 13, "text-anchor": "end"}, series.label.length > 26 ? `${series.label.slice(0, 25)}\u2026` : series.label));
     parts.forEach((part, k) => { if (part) svg.append(shape("rect", {x: x(k * wide), y: top + 16 * (1 - Math.max(.15, part)), width: Math.max(1, x((k + 1) * wide) - x(k * wide) - .5), height: 16 * Math.max(.15, part), fill: colour(index)},
       shape("title", {}, `${series.label}, rounds ${Math.ceil(k * wide)} to ${Math.ceil((k + 1) * wide) - 1}: ${Math.round(part * 100)} % abandoned`))); });
-    for (const one of others) svg.append(shape("path", {class: "cross", stroke: colour(index), d: one.what === "diverged" ? `M${x(one.round) - 4},${top + 4}l8,8m0,-8l-8,8` : `M${x(one.round)},${top}v16`},
+    for (const one of others) svg.append(shape("path", {class: "cross", stroke: colour(index), d: one.what === "diverged" ? `M${x(one.round) - 4},${top + 4}l8,8m0,-8l-8,8` : one.what === "collapsed" ? `M${x(one.round) - 5},${top + 4}l5,8l5,-8z` : `M${x(one.round)},${top}v16`},
       shape("title", {}, `${series.label}, seed ${one.seed}, round ${one.round}: ${one.what}`)));
   });
   const rows = () => [["algorithm", "seed", "round", "what"], ...able.flatMap(({series}) => series.timeline.others.map(one => [series.label, one.seed, one.round, one.what]))];
-  $("timeline").replaceChildren(panel("Over the rounds: bars are the part of rounds that were abandoned, over all seeds; a cross is a seed that diverged, a stroke something else", svg, rows));
+  $("timeline").replaceChildren(panel("Over the rounds: bars are the part of rounds that were abandoned, over all seeds; a cross is a seed that diverged, a triangle one that collapsed, a stroke something else", svg, rows));
 }
 function drawEvents() {
   const lines = data.series.flatMap(series => [
     ...series.diverged.map(end => `${series.label}, seed ${end.seed} diverged in ${end.told}`),
+    ...series.collapsed.map(end => `${series.label}, seed ${end.seed} collapsed in ${end.told}`),
     series.abandoned ? `${series.label}: ${plural(series.abandoned, "round")} abandoned, over all seeds` : null,
     ...series.trouble.map(told => `${series.label}: ${told}`)]).filter(Boolean);
   $("events").replaceChildren(lines.length ? make("ul", {class: "small"}, lines.map(line => make("li", {}, line)))
-    : make("p", {}, "Nothing: no seed diverged and no round was abandoned."));
+    : make("p", {}, "Nothing: no seed was seen to diverge or to collapse, and no round was abandoned."));
 }

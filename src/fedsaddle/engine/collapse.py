@@ -1,0 +1,70 @@
+"""Runs that have died without a number that is not finite: found at an evaluation, and said once for a lane.
+
+A lane has collapsed if every metric that has a chance level is at it, and one of these holds:
+
+    its scores have no spread     less than FLAT of what they had at the start: it tells no rows apart
+    its updates have no length    less than STILL of its mean way a round from the start: it goes nowhere
+
+A lane that has converged stands still too, and one that has just begun is no better than chance: only both
+together are a collapse. It is looked at only where metrics are at chance, so a run that learns pays nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedsaddle.checks import norm
+from fedsaddle.core import Pair
+from fedsaddle.engine.study import Event, Lanes, Study
+from fedsaddle.engine.visits import projected
+from fedsaddle.problem import Scored
+from fedsaddle.steady import step_sizes
+
+FLAT = 1e-2
+STILL = 1e-3
+
+
+def collapses(
+    study: Study, before: Lanes, after: Lanes, found: Mapping[int, Mapping[str, float]], round: int
+) -> list[Event]:
+    """The lanes that are found collapsed at an evaluation, and were not before, given their metrics.
+
+    `before` and `after` are the lanes around the last round. One that abandoned it is asked the next time.
+    """
+    guessed = {name: metric for name, metric in study.problem.metrics.items() if metric.chance is not None}
+    events = []
+    for lane, metrics in found.items():
+        played = after.completed[lane] > before.completed[lane] and not after.collapsed[lane]
+        if not (guessed and played and all(own.collapsed(metrics[name]) for name, own in guessed.items())):
+            continue
+        why = _why(study, _point(before, lane), _point(after, lane), lane, after.completed[lane])
+        if why:
+            name = next(iter(guessed))
+            told = f"{name} is {metrics[name]:.4g}, no better than chance, and {why}: {_advice(study, lane)}"
+            events.append(Event(lane, round - 1, "collapsed", told))
+    return events
+
+
+def _point(lanes: Lanes, lane: int) -> Pair:
+    return Pair(*(values[lane] for values in lanes.server.z))
+
+
+def _why(study: Study, before: Pair, now: Pair, lane: int, completed: int) -> str:
+    """What is wrong with a lane that is no better than chance; nothing, if it may still learn."""
+    start = projected(study.problem, study.problem.init(study.seeds[lane])).to(study.device)
+    if isinstance(study.problem, Scored):
+        spread, once = study.problem.spread(now), study.problem.spread(start)
+        if spread < FLAT * once:
+            return f"its scores are all alike (their spread is {spread:.2g}, at the start {once:.2g})"
+    length, pace = float(norm(now - before)), float(norm(now - start)) / completed
+    if length < STILL * pace:
+        return f"its updates have no length left ({length:.2g}, on the way here {pace:.2g} a round)"
+    return ""
+
+
+def _advice(study: Study, lane: int) -> str:
+    rule: Any = type(study.algorithm)
+    steps = [f"{name} ({float(study.hyper[name][lane]):.4g})" for name in step_sizes(rule)]
+    lower = f"lower {' and '.join(steps)}, or bound" if steps else "bound"
+    return f"{lower} the steps by steady.clip"

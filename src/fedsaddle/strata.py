@@ -1,0 +1,49 @@
+"""Strata: groups of clients that take turns in being invited, so that no cohort is without one for long.
+
+Clients of one stratum are put in random order and spread evenly over a line that begins at a random place,
+stratum by stratum; a cohort is the first S^ of all (`draws.choose_in_turn`). Every client's place on the line
+is uniform, as without strata, but a cohort has its share of each stratum, give or take one client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedsaddle.errors import BadInput, shown, unknown
+from fedsaddle.problem import Federation
+
+Strata = str | Sequence[int]  # a column of the clients' rows, or each client's number
+
+
+def strata_of(federation: Federation, said: Strata) -> Tensor:
+    """The stratum of each client: what most of its rows have in a column, or as it is said."""
+    clients = len(federation)
+    if not isinstance(said, str):
+        numbers = [one for one in said if isinstance(one, int) and not isinstance(one, bool)]
+        if len(numbers) != clients or len(said) != clients:
+            raise BadInput(
+                f"strata must be a column, or a whole number for each of the {clients} clients, got "
+                f"{shown(list(said))[:80]}"
+            )
+        return _numbered(torch.tensor(numbers))
+    able = {
+        name: table
+        for name, table in federation.rows.items()
+        if table.dim() == 1 and not table.is_floating_point()
+    }
+    if said not in able:
+        raise unknown("column in strata", said, able)
+    table = able[said] if federation.order is None else able[said][federation.order]
+    value, owner = _numbered(table), torch.repeat_interleave(torch.arange(clients), federation.sizes)
+    kinds = int(value.max()) + 1
+    counts = torch.bincount(owner * kinds + value, minlength=clients * kinds).reshape(clients, kinds)
+    return _numbered(counts.argmax(1))
+
+
+def _numbered(values: Tensor) -> Tensor:
+    """The same groups, numbered from 0."""
+    numbers: Tensor = torch.unique(values, return_inverse=True)[1]
+    return numbers
