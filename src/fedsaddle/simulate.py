@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import sys
 import time
 import typing
@@ -96,7 +95,7 @@ def make_study(
     fleet.check(clients)
 
     known = hyperparameters(type(settings[0]))
-    place = device_named(str(device))
+    place = machine.device_named(str(device))
     with told_if_theirs(f"{name_of(problem)} with {type(settings[0]).__name__}"):
         _check_settings(settings, batch, int(problem.federation.sizes.min()))
         start = _checked_start(problem.init(seeds[0]))
@@ -243,19 +242,6 @@ def notes_of(studies: Sequence[Study]) -> list[str]:
     if one.cohorts != "independent" and all(len(study.algorithm.phases()) == 1 for study in studies):
         notes.append(f"cohorts = '{one.cohorts}' has no effect: one cohort is invited a round")
     return notes
-
-
-def device_named(name: str) -> torch.device:
-    """cpu, cuda (or cuda:1), or auto: a GPU if there is one."""
-    there = torch.cuda.is_available()
-    if name == "auto":
-        return torch.device("cuda" if there else "cpu")
-    if name != "cpu" and not re.fullmatch(r"cuda(:\d{1,3})?", name):
-        raise BadInput(f"device must be auto, cpu or cuda, got '{name}'")
-    device = torch.device(name)
-    if device.type == "cuda" and (not there or (device.index or 0) >= torch.cuda.device_count()):
-        raise BadInput(f"device {name}: this PyTorch finds {torch.cuda.device_count()} GPUs; use device cpu")
-    return device
 
 
 def _odds(weights: Sequence[float] | Tensor, clients: int, invited: int) -> Tensor:

@@ -38,7 +38,7 @@ from fedsaddle.outcome import Outcome
 from fedsaddle.problem import Problem
 from fedsaddle.report.sweeps import CHOSEN_BY_TEST, is_dropped, value_of
 from fedsaddle.runs import Plan, Watch
-from fedsaddle.simulate import ProgressLine, device_named
+from fedsaddle.simulate import ProgressLine
 from fedsaddle.steady import Steady
 from fedsaddle.strata import Strata
 
@@ -246,7 +246,7 @@ def _values(given: dict[str, Any]) -> tuple[Parts, How]:
     values = Parts(
         given["experiment"],
         list(seeds) if isinstance(seeds, Iterable) and not isinstance(seeds, str) else seeds,
-        str(device_named(str(given.get("device", "cpu")))),
+        str(machine.device_named(str(given.get("device", "cpu")))),
         shared,
         make,
         getattr(given.get("executor"), "asked", None),

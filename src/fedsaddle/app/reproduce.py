@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedsaddle.app.run import PLAINLY, Way, run, sweep
+from fedsaddle.engine.machine import device_named
 from fedsaddle.errors import BadInput, meant, unknown
 from fedsaddle.exits import INTERRUPTED
 from fedsaddle.paper.evidence import is_begun, is_finished, spent_on
@@ -20,7 +21,6 @@ from fedsaddle.paper.trials import Trial, trials
 from fedsaddle.report.reading import read_run
 from fedsaddle.report.sweeps import families_of
 from fedsaddle.runs import write_atomically
-from fedsaddle.simulate import device_named
 from fedsaddle.sweep import to_toml
 
 ALL = "all"

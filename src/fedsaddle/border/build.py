@@ -37,7 +37,7 @@ from fedsaddle.fleet import Fleet, Quorum, cohorts_given
 from fedsaddle.merges import Merge
 from fedsaddle.problem import Held, Problem
 from fedsaddle.runs import Plan
-from fedsaddle.simulate import check_rows_are_here, device_named, make_study, notes_of
+from fedsaddle.simulate import check_rows_are_here, make_study, notes_of
 from fedsaddle.steady import BOUNDS, Steady
 from fedsaddle.strata import Strata
 
@@ -181,7 +181,7 @@ def bench_of(experiment: str, wanted: Wanted) -> Bench:
     except BadInput as error:
         raise BadInput(f"fleet: {error}") from None
     elsewhere = checked.engine == "ray" and checked.device == "cuda" and not torch.cuda.is_available()
-    device = "cpu" if elsewhere else str(device_named(checked.device))
+    device = "cpu" if elsewhere else str(machine.device_named(checked.device))
     visits_on = "cuda" if elsewhere else device
     checks = None if checked.checks is None else build(Checks, checked.checks, "checks")
     faults = None if checked.faults is None else build(Faults, checked.faults, "faults")
