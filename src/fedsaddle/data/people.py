@@ -33,7 +33,9 @@ def _table(name: str, file: str) -> dict[str, Tensor]:
     path = sources.fetch(name) / file
     with path.open(newline="", encoding="utf-8") as text:
         header = next(csv.reader(text))
-    years = {place: _year for place, name in enumerate(header) if name == YEAR}
+    years: dict[int | str, Callable[[str], float]] = {
+        place: _year for place, name in enumerate(header) if name == YEAR
+    }
     read = numpy.loadtxt(path, delimiter=",", skiprows=1, dtype=numpy.float64, converters=years)
     values = torch.from_numpy(read)
     return dict(zip(header, values.T, strict=True))
