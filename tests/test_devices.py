@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fedsaddle as fs
-from fedsaddle.data.datasets import digits
+from fedsaddle.data.datasets import DATASETS, Grouping, Scaling, digits
 from fedsaddle.data.partition import by_column
 from fedsaddle.data.reading import Reader
 from fedsaddle.data.tables import load_table
@@ -25,6 +25,7 @@ from fedsaddle.flower import wire
 from fedsaddle.flower.client import Site, client_app, learn
 from fedsaddle.problems import gan
 from test_flower import Clients, assert_same_end, deployed, plan_of, quick, simulated  # noqa: F401
+from test_groups import people
 
 TASK = """
 name = "own"
@@ -52,6 +53,10 @@ SHIPPED = {
     "fair": "hidden = 8",
     "robust": "hidden = 8\nevaluate_rows = 50\nascent_steps = 2\nsteps = 2",
     "gan": "samples = 100",
+    "groups": "penalty = 0.1",
+    "groups of clients": 'groups = "client"',
+    "constrained": "limit = 0.2",
+    "partial-auc": "fpr = 0.3",
 }
 
 
@@ -81,6 +86,13 @@ def on_devices(plan, files, folder):
     return said
 
 
+def beginning_as(away, problem):
+    """A problem that begins where the server begins, which does not know yet what devices hold."""
+    start = away.init(0)
+    vars(problem)["init"] = lambda seed: start
+    return problem
+
+
 def seen(plan, problem):
     """The plan with a problem whose rows are all here."""
     studies = {
@@ -93,7 +105,7 @@ def seen(plan, problem):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_task_on_devices_equals_the_simulator(name, tmp_path, monkeypatch):
     files = pictures(tmp_path)
-    path = experiment(tmp_path, name, SHIPPED[name])
+    path = experiment(tmp_path, name.split()[0], SHIPPED[name])
     plan = plan_of(path, devices=True)
     if name == "gan":  # whose judge would have to learn first
         monkeypatch.setattr(fs.GAN, "evaluate", lambda self, z: dict.fromkeys(self.metrics, 0.0))
@@ -107,8 +119,47 @@ def test_a_shipped_task_on_devices_equals_the_simulator(name, tmp_path, monkeypa
     monkeypatch.setattr(type(away), "data", known)
     monkeypatch.setattr(gan, "GAN_PARTITIONS", ("column",))
     monkeypatch.setattr(gan, "divide", lambda *given: by_column(owners))
-    simulated(seen(plan, dataclasses.replace(away, partition="column")), tmp_path / "sim")
+    here = beginning_as(away, dataclasses.replace(away, partition="column"))
+    simulated(seen(plan, here), tmp_path / "sim")
     assert_same_end(tmp_path / "real", tmp_path / "sim")
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("groups", 'groups = "kind"'),
+        ("groups", 'groups = "kind"\nby_class = true'),
+        ("constrained", 'rule = "equalised-odds"\ngroups = "kind"'),
+    ],
+)
+def test_what_rows_are_told_apart_by_is_in_a_device_s_file(name, more, tmp_path, monkeypatch):
+    as_it_is = Scaling(torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64))
+    data, files, start = dataclasses.replace(people(), scaling=as_it_is), [], 0
+    monkeypatch.setitem(DATASETS, "town", lambda: data)
+    kind, numbers = data.groups["kind"], data.inputs.double()
+    for client, size in enumerate(SIZES):
+        rows = slice(start, start + size)
+        files.append(tmp_path / f"rows-{client}.npz")
+        told = {"label": [data.classes[n] for n in data.labels[rows]]}
+        told["kind"] = [kind.names[n] for n in kind.rows[rows]]
+        numpy.savez(files[-1], features=numbers[rows].numpy(), **told)
+        start += size
+    plan = plan_of(experiment(tmp_path, name, f'dataset = "town"\n{more}'), devices=True)
+    assert "3 devices hold 87 rows" in on_devices(plan, files, tmp_path)
+    owners = torch.arange(3).repeat_interleave(torch.tensor(SIZES))
+    held = Grouping(kind.names, kind.rows[:start], kind.test_rows)
+    known = dataclasses.replace(
+        data, inputs=data.inputs[:start], labels=data.labels[:start], owners=owners, groups={"kind": held}
+    )
+    away = plan.studies["cdma-one"].problem
+    monkeypatch.setattr(type(away), "data", known)
+    here = beginning_as(away, dataclasses.replace(away, partition="column"))
+    simulated(seen(plan, here), tmp_path / "sim")
+    assert_same_end(tmp_path / "real", tmp_path / "sim")
+
+    numpy.savez(tmp_path / "bad.npz", features=numbers[:2].numpy(), label=[data.classes[0]] * 2)
+    with pytest.raises(BadInput, match=r"bad.npz: 'kind' is missing; the rows are told apart by it: "):
+        away.holding(0, str(tmp_path / "bad.npz"))
 
 
 # --- a task of one's own ----------------------------------------------------------------------------------

@@ -34,7 +34,15 @@ from fedsaddle.engine.study import Study
 GOLDEN = Path(__file__).with_name("golden.json")
 TOY = ["problem.clients=20"]
 SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32), "satimage": (36,)}
-PEOPLE = {"adult": "sex", "compas": "race", "card": "sex", "census": "country"}  # and how they are told apart
+# And how they are told apart.
+PEOPLE = {
+    "adult": "sex",
+    "compas": "race",
+    "card": "sex",
+    "law": "race",
+    "health": "age",
+    "census": "country",
+}
 
 
 def made_up(shape: tuple[int, ...], classes: int = 10, rows: int = 300) -> Dataset:

@@ -111,6 +111,48 @@ def test_card(folder):
     }
 
 
+def test_law(folder):
+    n = range(ROWS)
+    table = {name: [k % 7 for k in n] for name in ("LSAT", "UGPA", "ZFYA")}
+    table |= spread("Race_", ["Black", "White"], [int(k % 3 > 0) for k in n])
+    table |= spread("Sex_", ["1", "2"], [int(k >= 8) for k in n])
+    table |= spread("PF_", ["0", "1"], [int(k % 5 > 0) for k in n])
+    write(folder / sources.LAW, table)
+    data = people.law()
+    assert data.inputs.shape[1] == 3
+    assert data.classes == ("fails", "passes")
+    assert int(data.labels.sum() + data.test_labels.sum()) == ROWS * 4 // 5
+    assert data.groups["race"].names == ("Black", "White")
+    # Eight women are too few for clients by race.
+    assert data.groups["race-sex"].names == ("Black, male", "White, male", "other, female")
+
+
+def test_health(folder):
+    n = range(ROWS)
+    table = {
+        "MemberID_t": [k // 2 for k in n],
+        "YEAR_t": [f"Y{1 + k % 2}" for k in n],
+        "trainset": [1] * ROWS,
+    }
+    table |= {"no_Claims": [k % 9 for k in n], "CharlsonIndexI_max": [k % 4 for k in n]}
+    table |= spread("age_", ["05", "85", "MISS"], [k // 2 % 2 for k in n])
+    table |= spread("sex", ["MALE", "FEMALE", "MISS"], [k // 4 % 2 for k in n])
+    table |= {"Charlson>0": [int(k % 4 > 1) for k in n]}
+    write(folder / sources.HEALTH, table)
+    data = people.health()
+    assert len(data.labels) + len(data.test_labels) == ROWS / 2  # one year of each member: the last
+    claims = torch.cat([data.inputs[:, 0], data.test_inputs[:, 0]])
+    assert len(claims.unique()) == 9
+    assert data.inputs.shape[1] == 1 + 2  # and nothing of the index
+    assert data.groups["age-sex"].names == (
+        "about 5, male",
+        "about 5, female",
+        "about 85, male",
+        "about 85, female",
+    )
+    assert int(data.labels.sum() + data.test_labels.sum()) == ROWS / 4
+
+
 def line(k: int) -> str:
     cells = ["Not in universe"] * 42
     for place in people.NUMBERS:
@@ -145,6 +187,8 @@ def test_census(folder, monkeypatch):
         ("adult", 30148, 15074, 11208, 134),
         ("compas", 4112, 2055, 2809, 39),
         ("card", 20000, 10000, 6636, 81),
+        ("law", 14528, 7263, 19360, 16),
+        ("health", 61780, 30891, 27593, 18),
         ("census", 199523, 99762, 12382 + 6186, 32),
     ],
 )

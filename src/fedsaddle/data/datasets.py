@@ -151,5 +151,5 @@ DATASETS = {
     "fashion-mnist": fashion_mnist,
     "cifar10": cifar10,
     "satimage": satimage,
-    **{name: _of_people(name) for name in ("adult", "compas", "card", "census")},
+    **{name: _of_people(name) for name in ("adult", "compas", "card", "law", "health", "census")},
 }

@@ -24,6 +24,7 @@ from fedsaddle.data.partition import held_out
 TESTED = 1 / 3  # of each class, in tables that come without test rows
 FEW = 30  # rows of a client below which it is joined with others like it
 FEW_BORN = 200  # and of a country
+YEAR = "YEAR_t"  # a column of health's
 LINES = 1_000  # of the census, held as text at a time
 
 
@@ -32,8 +33,17 @@ def _table(name: str, file: str) -> dict[str, Tensor]:
     path = sources.fetch(name) / file
     with path.open(newline="", encoding="utf-8") as text:
         header = next(csv.reader(text))
-    values = torch.from_numpy(numpy.loadtxt(path, delimiter=",", skiprows=1, dtype=numpy.float64))
+    years: dict[int | str, Callable[[str], float]] = {
+        place: _year for place, name in enumerate(header) if name == YEAR
+    }
+    read = numpy.loadtxt(path, delimiter=",", skiprows=1, dtype=numpy.float64, converters=years)
+    values = torch.from_numpy(read)
     return dict(zip(header, values.T, strict=True))
+
+
+def _year(cell: str) -> float:
+    """Y1, Y2 or Y3."""
+    return float(cell.removeprefix("Y"))
 
 
 def _word(table: dict[str, Tensor], prefix: str) -> tuple[tuple[str, ...], Tensor]:
@@ -165,6 +175,57 @@ def card() -> Dataset:
     )
 
 
+def law() -> Dataset:
+    """Who passes the bar at once. A client: people of one race and sex."""
+    table = _table("law", sources.LAW)
+    sex = ("female", "male"), table["Sex_2"].long()
+    race = _word(table, "Race_")
+    return _divided(
+        _columns(table, "LSAT", "UGPA", "ZFYA"),
+        torch.zeros(len(sex[1]), 0),
+        table["PF_1"].long(),
+        ("fails", "passes"),
+        {
+            "sex": sex,
+            "race": race,
+            "race-sex": _gathered(FEW, _joined(race, sex), lambda word: f"other, {word.split(', ')[1]}"),
+        },
+        clients="race-sex",
+    )
+
+
+def health() -> Dataset:
+    """Who has an illness that Charlson's index counts. A client: people of one age and sex."""
+    table = _of_last_year(_table("health", sources.HEALTH))
+    ages = [name for name in table if name.startswith("age_")]
+    told = ("MemberID_t", YEAR, "trainset", "Charlson", "age_", "sex")
+    numbers = [name for name in table if not name.startswith(told)]
+    sex = ("male", "female"), table["sexFEMALE"].long()
+    names, age = _word(table, "age_")
+    age_of = tuple(f"about {int(name)}" for name in names), age
+    return _divided(
+        _columns(table, *numbers),
+        _columns(table, *ages),
+        table["Charlson>0"].long(),
+        ("no", "ill"),
+        {"sex": sex, "age": age_of, "age-sex": _joined(age_of, sex)},
+        clients="age-sex",
+    )
+
+
+def _of_last_year(table: dict[str, Tensor]) -> dict[str, Tensor]:
+    """One row of each member: nobody is learnt from in one year and tested in another.
+
+    The table has those alone whose age and sex are known, and columns for the others.
+    """
+    for unknown in ("age_MISS", "sexMISS"):
+        table.pop(unknown, None)
+    order = (table["MemberID_t"] * 10 + table[YEAR]).argsort()
+    member = table["MemberID_t"][order]
+    last = torch.cat([member[1:] != member[:-1], torch.ones(1, dtype=torch.bool)])
+    return {name: column[order[last]] for name, column in table.items()}
+
+
 # --- the census ------------------------------------------------------------------------------------------
 
 # Places of the columns in a line. Not taken: detailed codes of industry and occupation (2, 3), whose major
@@ -249,4 +310,4 @@ def census() -> Dataset:
     )
 
 
-READ = {"adult": adult, "compas": compas, "card": card, "census": census}
+READ = {"adult": adult, "compas": compas, "card": card, "law": law, "health": health, "census": census}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle.data.datasets import Dataset, Scaling
-from fedsaddle.data.readers import NONE, READERS, Rows
+from fedsaddle.data.readers import NONE, READERS, Rows, Words
 from fedsaddle.data.tables import WHOLE, read_bytes
 from fedsaddle.errors import BadInput
 
@@ -57,16 +57,16 @@ class Reader:
     def labelled(self, path: str) -> tuple[Tensor, Tensor]:
         """The rows of a file, and the numbers of their classes."""
         read = self._read(path, labelled=True)
-        place = {name: number for number, name in enumerate(self.classes)}
-        found = []
-        for word in read.labels.words:
-            whole = WHOLE.fullmatch(word)
-            name = word if word in place or not whole else str(int(whole[1]))
-            if name not in place:
-                known = ", ".join(self.classes[:20])
-                raise BadInput(f"{path}: the class '{word[:80]}' was not learnt; known: {known}")
-            found.append(place[name])
-        return self._table(read), torch.tensor(found)[torch.from_numpy(read.labels.number)]
+        return self._table(read), _numbers_of(path, "class", read.labels, self.classes)
+
+    def told_apart(self, path: str, by: str, names: tuple[str, ...]) -> Tensor:
+        """The numbers of what the rows of a file are told apart by, such as their sex, in another column."""
+        read = replace(self, client=by)._read(path, labelled=True)
+        if read.owners is None:
+            raise BadInput(
+                f"{path}: '{by}' is missing; the rows are told apart by it: {', '.join(names[:20])}"
+            )
+        return _numbers_of(path, by, read.owners, names)
 
     def scaled(self, rows: Tensor) -> Tensor:
         """What a network takes: numbers standardised, words as ones and zeros, images as they are."""
@@ -136,6 +136,19 @@ class Reader:
         if columns and shape != (len(reader.features),):
             raise ValueError("columns")
         return reader
+
+
+def _numbers_of(path: str, what: str, column: Words, names: tuple[str, ...]) -> Tensor:
+    """The places of words among names; 1.0 and 01 are the name 1."""
+    place, found = {name: number for number, name in enumerate(names)}, []
+    for word in column.words:
+        whole = WHOLE.fullmatch(word)
+        name = word if word in place or not whole else str(int(whole[1]))
+        if name not in place:
+            known = ", ".join(names[:20])
+            raise BadInput(f"{path}: the {what} '{word[:80]}' was not learnt; known: {known}")
+        found.append(place[name])
+    return torch.tensor(found)[torch.from_numpy(column.number)]
 
 
 def _words(held: Any) -> tuple[str, ...]:

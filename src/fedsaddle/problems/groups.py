@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -39,13 +39,15 @@ class Groups(Tabled):
     penalty: NotNegative = 0.0
 
     @cached_property
-    def known(self) -> tuple[tuple[str, ...], Tensor, Tensor | None]:
+    def grouping(self) -> tuple[tuple[str, ...], Tensor, Tensor | None]:
         """The names of the groups, each training row's, and each test row's where there are some."""
         data = self.data
         if self.groups != CLIENT:
             names, rows, test_rows = self.grouped(self.groups, CLIENT)
         elif self.by_class:
             raise BadInput("by_class needs groups that test rows have too, and they have no client")
+        elif self.away:
+            return tuple(map(str, range(self.clients))), torch.zeros(0, dtype=torch.int64), None
         else:
             return tuple(map(str, range(len(self.parts)))), self.holders, self._tested_clients
         if not self.by_class:
@@ -69,15 +71,40 @@ class Groups(Tabled):
         return None
 
     def columns(self, test: bool) -> Cells:
-        _, rows, test_rows = self.known
+        _, rows, test_rows = self.grouping
         if not test:
             return {**super().columns(test), "group": rows}
         return super().columns(test) | ({} if test_rows is None else {"group": test_rows})
 
+    @property
+    def told_by(self) -> str:  # type: ignore[override]
+        return "" if self.groups in ("class", CLIENT) else self.groups
+
+    @property
+    def kinds(self) -> int:
+        return len(self.grouping[0])
+
+    def kind_of(self, rows: Cells) -> Tensor:
+        return rows["group"]
+
+    def cells(self, rows: Cells) -> Cells:
+        label = rows["label"]
+        if self.groups == CLIENT:  # of one device, one group, which `holding` knows
+            return {**rows, "group": torch.zeros_like(label)}
+        if self.groups == "class":
+            return {**rows, "group": label}
+        return {**rows, "group": rows["group"] * len(self.data.classes) + label} if self.by_class else rows
+
+    def holding(self, client: int, path: str) -> Self:
+        own = super().holding(client, path)
+        if self.groups == CLIENT:
+            own._own_rows()["group"].fill_(client)
+        return own
+
     @cached_property
     def count(self) -> Tensor:
         """The training rows of each group; a group without any is never the worst."""
-        return torch.bincount(self.known[1], minlength=len(self.known[0]))
+        return self.counted
 
     @cached_property
     def part(self) -> Tensor:
@@ -89,9 +116,17 @@ class Groups(Tabled):
         return len(self.data.classes)
 
     def init(self, seed: int) -> Pair:
-        """PyTorch's initialisation of the network; y = p."""
+        """PyTorch's initialisation of the network; y = p, or what is known of it."""
         x = self.model.init(seed)
-        return Pair(x, self.part.to(x.dtype))
+        return Pair(x, (self._guess if self.away else self.part).to(x.dtype))
+
+    @property
+    def _guess(self) -> Tensor:
+        """p before any device has told its rows: the reference's, and of clients that they hold as many."""
+        if self.groups == CLIENT:
+            return torch.full((self.clients,), 1 / self.clients, dtype=torch.float64)
+        found = torch.bincount(self.grouping[1], minlength=self.kinds).double()
+        return found / found.sum()
 
     def project(self, z: Pair) -> Pair:
         return Pair(z.x, simplex(z.y))
@@ -125,7 +160,7 @@ class Groups(Tabled):
     @cached_property
     def judged(self) -> bool:
         """Whether the test rows have groups."""
-        return self.known[2] is not None
+        return self.grouping[2] is not None
 
     def measure(self, z: Pair) -> dict[str, Tensor]:
         """The worst group and all rows, and the largest weight that y gives."""
@@ -146,13 +181,16 @@ class Groups(Tabled):
                 (self.output(z.x, test["input"]).argmax(1) == test["label"]).to(losses.dtype).mean()
             )
         best = self.best_y(losses)
-        return found | {
-            "train_worst_accuracy": 1 - wrong.max(),
-            "train_worst_loss": losses.max(),
-            "phi": best @ losses - self.price(best),
-            "loss": z.y @ losses - self.price(z.y),
-            "largest_weight": z.y.max(),
-        }
+        return self.seen(
+            found
+            | {
+                "train_worst_accuracy": 1 - wrong.max(),
+                "train_worst_loss": losses.max(),
+                "phi": best @ losses - self.price(best),
+                "loss": z.y @ losses - self.price(z.y),
+                "largest_weight": z.y.max(),
+            }
+        )
 
     @property
     def metrics(self) -> dict[str, Metric]:
@@ -169,14 +207,14 @@ class Groups(Tabled):
         }
         if not self.judged:
             found = {k: v for k, v in found.items() if v.rows != "test" or k == "test_accuracy"}
-        return found
+        return self.known(found)
 
     def details(self, z: Pair) -> dict[str, Detail]:
         """Each group, with the weight that y gives it; and each client, by its own rows."""
         held, test = (rows.to(z.x.device) for rows in (self.federation, self.test))
         _, wrong, _ = self.by_group(z.x, test.rows if self.judged else held.rows)
         which = "test accuracy" if self.judged else "training accuracy"
-        groups = {"group": list(self.known[0]), which: (1 - wrong).tolist(), "weight": z.y.tolist()}
+        groups = {"group": list(self.grouping[0]), which: (1 - wrong).tolist(), "weight": z.y.tolist()}
         right = self.output(z.x, held.rows["input"]).argmax(1) == held.rows["label"]
         clients = client_means(held, right, "training accuracy")
         kind: Literal["bars", "clients"] = "bars" if len(wrong) <= MOST_BARS else "clients"

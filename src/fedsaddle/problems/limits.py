@@ -30,7 +30,7 @@ from fedsaddle.core import Pair
 from fedsaddle.data.datasets import scaled
 from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.metric import Metric
-from fedsaddle.problem import Batch, Detail, client_means
+from fedsaddle.problem import Batch, Detail, Facts, client_means
 from fedsaddle.problems.tabled import Cells, Tabled
 from fedsaddle.projections import box
 from fedsaddle.ranges import Above0, NotNegative, Rate
@@ -89,14 +89,36 @@ class Limits(Tabled):
     def columns(self, test: bool) -> Cells:
         """A row is of kind 2 g + c."""
         found, (_, rows, test_rows) = super().columns(test), self._groups
-        positive = found["label"] == self.target
-        return found | {"positive": positive, "kind": 2 * (test_rows if test else rows) + positive.long()}
+        return self._of_kind(found, test_rows if test else rows)
+
+    def _of_kind(self, rows: Cells, group: Tensor) -> Cells:
+        positive = rows["label"] == self.target
+        known = {name: rows[name] for name in ("input", "label")}
+        return known | {"positive": positive, "kind": 2 * group + positive.long()}
+
+    @property
+    def told_by(self) -> str:  # type: ignore[override]
+        return self.groups if self.rule == "equalised-odds" and self.groups != "class" else ""
+
+    @property
+    def kinds(self) -> int:
+        return 2 * self._groups[0]
+
+    def kind_of(self, rows: Cells) -> Tensor:
+        return rows["kind"]
+
+    def cells(self, rows: Cells) -> Cells:
+        everybody = torch.zeros_like(rows["label"])
+        return self._of_kind(rows, rows["group"] if self.told_by and "group" in rows else everybody)
+
+    def learn(self, facts: Facts) -> None:
+        super().learn(facts)
+        self.count  # noqa: B018  what cannot be limited is refused now
 
     @cached_property
     def count(self) -> Tensor:
         """The training rows of each kind."""
-        groups = self._groups[0]
-        found = torch.bincount(self.federation.rows["kind"], minlength=2 * groups)
+        groups, found = self._groups[0], self.counted
         if not found.all():
             raise BadInput(
                 f"{self.dataset}: of {groups} groups with two classes each, {int((found == 0).sum())} kinds "
@@ -189,11 +211,14 @@ class Limits(Tabled):
             found |= {"missed": 1 - by_class[0, 1], "alarms": by_class[0, 0]}
         else:
             found["odds_gap"] = (by_class.amax(0) - by_class.amin(0)).max()
-        return found | {
-            "phi": self.lagrangian(train.loss, soft, self.best_y(soft)),
-            "loss": self.lagrangian(train.loss, soft, z.y),
-            "largest_multiplier": z.y.max(),
-        }
+        return self.seen(
+            found
+            | {
+                "phi": self.lagrangian(train.loss, soft, self.best_y(soft)),
+                "loss": self.lagrangian(train.loss, soft, z.y),
+                "largest_multiplier": z.y.max(),
+            }
+        )
 
     def details(self, z: Pair) -> dict[str, Detail]:
         """How often each kind of rows is taken for positive, what limits cost; and each client's error."""
@@ -211,14 +236,16 @@ class Limits(Tabled):
     @property
     def metrics(self) -> dict[str, Metric]:
         rates = ("missed", "alarms") if self.rule == "neyman-pearson" else ("odds_gap",)
-        return {
-            "test_phi": Metric("low", rows="test"),
-            "test_error": Metric("low", rows="test"),
-            "violation": Metric("low", rows="test"),
-            "train_violation": Metric("low", rows="train"),
-            "soft_violation": Metric("low", rows="train"),
-            **{name: Metric("low", rows="test") for name in rates},
-            "phi": Metric("low", rows="train"),
-            "loss": Metric("neither", rows="train"),
-            "largest_multiplier": Metric("neither", rows="none"),
-        }
+        return self.known(
+            {
+                "test_phi": Metric("low", rows="test"),
+                "test_error": Metric("low", rows="test"),
+                "violation": Metric("low", rows="test"),
+                "train_violation": Metric("low", rows="train"),
+                "soft_violation": Metric("low", rows="train"),
+                **{name: Metric("low", rows="test") for name in rates},
+                "phi": Metric("low", rows="train"),
+                "loss": Metric("neither", rows="train"),
+                "largest_multiplier": Metric("neither", rows="none"),
+            }
+        )

@@ -51,7 +51,7 @@ from fedsaddle.core import Pair, Range
 from fedsaddle.data.datasets import scaled
 from fedsaddle.errors import BadInput, unknown, without_effect
 from fedsaddle.metric import Metric
-from fedsaddle.problem import Batch, Detail
+from fedsaddle.problem import Batch, Detail, Facts
 from fedsaddle.problems.details import client_ranking, tested_ranking
 from fedsaddle.problems.tabled import Cells, Tabled
 from fedsaddle.projections import box
@@ -146,14 +146,28 @@ class PartialAUC(Tabled):
         return WEIGHTS[self.weights](self)
 
     def columns(self, test: bool) -> Cells:
-        found = super().columns(test)
-        return {"input": found["input"], "label": found["label"], "positive": found["label"] == self.target}
+        return self.cells(super().columns(test))
+
+    def cells(self, rows: Cells) -> Cells:
+        return {"input": rows["input"], "label": rows["label"], "positive": rows["label"] == self.target}
+
+    @property
+    def kinds(self) -> int:
+        return 2
+
+    def kind_of(self, rows: Cells) -> Tensor:
+        return rows["positive"].long()
+
+    def learn(self, facts: Facts) -> None:
+        super().learn(facts)
+        if not all(self.count):
+            raise BadInput("the devices must hold positives and negatives together")
 
     @cached_property
     def count(self) -> tuple[float, float]:
         """Positives and negatives of all clients, which a server can add up from two numbers of each."""
-        positive = self.federation.rows["positive"]
-        return float(positive.sum()), float((~positive).sum())
+        zeros, ones = self.counted.tolist()
+        return float(ones), float(zeros)
 
     def init(self, seed: int) -> Pair:
         """PyTorch's initialisation of the network; t = 1, which nobody exceeds, and comes down."""
@@ -193,14 +207,20 @@ class PartialAUC(Tabled):
     @property
     def metrics(self) -> dict[str, Metric]:
         guess = self.fpr / 2
-        return {
-            "test_pauc": Metric("high", rows="test", chance=guess),
-            "test_auc": Metric("high", rows="test", chance=0.5),
-            "train_pauc": Metric("high", rows="train", chance=guess),
-            "surrogate": Metric("low", rows="train"),
-            "loss": Metric("neither", rows="train"),
-            **({} if self.weights == "kl" else {"alarm_rate": Metric("neither", rows="none")}),
-        }
+        return self.known(
+            {
+                "test_pauc": Metric("high", rows="test", chance=guess),
+                "test_auc": Metric("high", rows="test", chance=0.5),
+                "train_pauc": Metric("high", rows="train", chance=guess),
+                "surrogate": Metric("low", rows="train"),
+                "loss": Metric("neither", rows="train"),
+                **(
+                    {}
+                    if self.weights == "kl" or self.away
+                    else {"alarm_rate": Metric("neither", rows="none")}
+                ),
+            }
+        )
 
     def measure(self, z: Pair) -> dict[str, Tensor]:
         """Partial AUC on both halves, AUC, the surrogate, F, and the part above t, if that is a threshold."""
