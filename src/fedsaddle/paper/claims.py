@@ -230,9 +230,14 @@ class Claim:
 
     @property
     def on_cohorts(self) -> bool:
-        """Whether it can depend on how a second cohort comes about: not, if none of its algorithms has one."""
+        """Whether it can depend on a second cohort: not, if none of its algorithms has one."""
         named = {name for pair in self.rule.pairs([_ADA, _ONE, *OTHERS]) for name in pair}
-        return not named or bool(named & set(TWO_PHASES))
+        return bool(named & set(TWO_PHASES)) if named else not isinstance(self.rule, Unmeasured)
+
+    @property
+    def on_settings(self) -> bool:
+        """Whether published settings may do otherwise than tuned ones."""
+        return not isinstance(self.rule, Unmeasured | ShorterMemory)
 
 
 OTHERS = (
