@@ -16,6 +16,7 @@ from fedsaddle.app.reproduce import estimates, exhibits_named, experiment_of_tri
 from fedsaddle.app.run import Silent, Way
 from fedsaddle.border.files import parse_seeds, read_tables
 from fedsaddle.border.sweeps import load_sweep
+from fedsaddle.cli.reproduce import reproduce as command
 from fedsaddle.exits import INTERRUPTED
 from fedsaddle.metric import Metric
 from fedsaddle.paper.claims import (
@@ -436,3 +437,25 @@ def test_time_that_is_up_stops_it_and_it_goes_on(tmp_path):
     rows = [(one / "rates" / "rounds.csv").read_bytes() for one in (out, tmp_path / "other")]
     assert rows[0] == rows[1]
     assert straight.told == done.told
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"minutes": 0.0}, "--minutes must be above 0, got 0"),
+        ({"page": Path("paper.html")}, "say paper.md, not paper.html"),
+        ({"exhibits": ["table-9"]}, "unknown exhibit 'table-9'"),
+        ({}, "say what: all, or some of"),
+    ],
+)
+def test_slips_are_answered_in_a_line(given, told):
+    with pytest.raises(fs.BadInput, match=re.escape(told)):
+        command(**{"exhibits": None, **given})
+
+
+def test_the_list_says_what_is_left(tmp_path, capsys):
+    command(list_=True, quick=True, out=tmp_path)
+    shown = capsys.readouterr().out
+    for name in EXHIBITS:
+        assert f" {name} " in shown
+    assert "cannot be had here" in shown
