@@ -76,6 +76,8 @@ LISTED = {
     "fedsaddle export runs/payments --seed 0 --to model.onnx": "needs an extra: tests/test_models.py",
     "fedsaddle sample": "of a run of minutes: tests/test_models.py",
     "fedsaddle sweep auc-mnist": GPU,
+    "fedsaddle reproduce all": "takes long: tests/test_paper.py does it in little",
+    "fedsaddle reproduce figure-1": GPU,
     "python -m benchmarks": LONG,
     "python -m benchmarks.collapse": LONG,
     "python -m benchmarks.deployment": LONG,

@@ -23,7 +23,7 @@ from fedsaddle.report.sweeps import families_of
 from fedsaddle.runs import write_atomically
 from fedsaddle.sweep import to_toml
 
-ALL = "all"
+EVERYTHING = "all"
 
 
 class Reproduced(NamedTuple):
@@ -37,12 +37,12 @@ class Reproduced(NamedTuple):
 def exhibits_named(names: Sequence[str]) -> list[str]:
     """The exhibits that are meant; `all` is every one."""
     if not names:
-        raise BadInput(f"say what: {ALL}, or some of {', '.join(EXHIBITS)}")
-    found = list(dict.fromkeys(meant(name, [ALL, *EXHIBITS]) for name in names))
+        raise BadInput(f"say what: {EVERYTHING}, or some of {', '.join(EXHIBITS)}")
+    found = list(dict.fromkeys(meant(name, [EVERYTHING, *EXHIBITS]) for name in names))
     for name in found:
-        if name not in EXHIBITS and name != ALL:
-            raise unknown("exhibit", name, [ALL, *EXHIBITS])
-    return list(EXHIBITS) if ALL in found else found
+        if name not in EXHIBITS and name != EVERYTHING:
+            raise unknown("exhibit", name, [EVERYTHING, *EXHIBITS])
+    return list(EXHIBITS) if EVERYTHING in found else found
 
 
 def reproduce(
@@ -188,12 +188,12 @@ def estimates(out: Path, form: Form = FULL, device: str | None = None) -> list[E
     kind = "digits" if form.stand_in else "cuda" if far else device_named(device or "auto").type
     usual = SECONDS[kind]
     found = []
-    for name in (*EXHIBITS, ALL):
-        behind = _behind(list(EXHIBITS) if name == ALL else [name], every)
+    for name in (*EXHIBITS, EVERYTHING):
+        behind = _behind(list(EXHIBITS) if name == EVERYTHING else [name], every)
         left = [every[one] for one in behind if not hall.finished(one)]
         seconds = sum(one.lane_rounds * pace.get(one.contest.name, usual[one.contest.kind]) for one in left)
         here = all(one.contest.name in pace for one in left)
-        title = "everything" if name == ALL else EXHIBITS[name].title
+        title = "everything" if name == EVERYTHING else EXHIBITS[name].title
         found.append(Estimate(name, title, len(behind) - len(left), len(behind), seconds, here))
     return found
 

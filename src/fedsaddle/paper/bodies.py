@@ -187,7 +187,7 @@ def best_scores(exhibit: Exhibit, hall: Hall) -> Iterator[str]:
         header.append(f"{contest.data}: the paper")
         columns.append({label: number(row[place]) for label, row in TABLE_2.items()})
         for settings in SETTINGS:
-            header.append(f"{contest.data}: {settings}")
+            header.append(f"{data_of(contest, hall.form)}: {settings}")
             found = hall.evidence(name, COHORTS[0], settings)
             best = found.values(contest.metrics[0], "best") if found else {}
             columns.append({label: _with_interval(list(own.values())) for label, own in best.items() if own})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from matplotlib import pyplot as plt
 from fedsaddle.paper.evidence import Interval
 from fedsaddle.report.figures import save
 from fedsaddle.report.reading import Series
-from fedsaddle.report.statistics import curve, frame
+from fedsaddle.report.statistics import curve, frame, short_count
 
 # In the order of the paper's legend; every figure has the same colours.
 STYLES = {
@@ -72,9 +73,11 @@ def _curves(one: Curves, axis: Any) -> dict[str, Any]:
         color, style = STYLES.get(label, (None, "-"))
         xs = [place.floats_up for place in places]
         ys = [min(place.values.mean, high) for place in places]
-        (handles[label],) = axis.plot(xs, ys, style, color=color, label=label)
+        name = re.sub(r".*-k(\d+)$", r"K = \1", label)  # in a panel of one algorithm
+        (handles[name],) = axis.plot(xs, ys, style, color=color)
     axis.set_title(one.title, fontsize=10)
     axis.set_xlabel("floats received by the server")
+    axis.xaxis.set_major_formatter(lambda value, _: short_count(value))
     axis.set_ylabel(one.metric)
     axis.grid(alpha=0.3)
     return handles

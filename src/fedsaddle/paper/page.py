@@ -38,7 +38,12 @@ def judged(hall: Hall) -> list[Judged]:
         claims = [claim for claim in CLAIMS if contest.name in claim.contests]
         for settings, cohorts in product(SETTINGS, contest.cohorts) if claims else ():
             found += _judged(hall, claims, contest, settings, cohorts)
-    found = [one for one in found if one.cohorts == COHORTS[0] or one.claim.on_cohorts]
+    found = [
+        one
+        for one in found
+        if (one.claim.on_cohorts or one.cohorts == COHORTS[0])
+        and (one.claim.on_settings or one.settings == SETTINGS[0])
+    ]
     order = {id(claim): place for place, claim in enumerate(CLAIMS)}
     return sorted(found, key=lambda one: order[id(one.claim)])
 
@@ -87,30 +92,30 @@ def whole_cost(hall: Hall) -> Spent:
     return found
 
 
-IN_LITTLE = """# The paper in little: how its page looks, not what it says
+_IN_LITTLE = """# The paper in little: how its page looks, not what it says
 
 **Everything below is on scikit-learn's digits, with small networks, few rounds, few seeds and few settings.**
 It shows that every exhibit is made and every claim is judged. About the paper's data it says nothing.
 """
-WHOLE = "# The paper, figure by figure and claim by claim\n"
-DONE = """Each algorithm tried {budget} settings with {tuning} seeds, chosen by rows that neither
+_WHOLE = "# The paper, figure by figure and claim by claim\n"
+_DONE = """Each algorithm tried {budget} settings with {tuning} seeds, chosen by rows that neither
 clients nor the test have; a setting that lost a seed comes after all that lost none. The winners, and the
 published settings, then ran with {seeds} fresh seeds. docs/reproduce.md says how it is
 done and judged.
 """
-JUDGED = """The verdict is by the paper's own measure: at the end, on test rows; of GANs, the best on the way.
+_JUDGED = """The verdict is by the paper's own measure: at the end, on test rows; of GANs, best on the way.
 An effect above 0 is the way the paper says, in units of the metric, over pairs of the same seed: their mean,
-or their median where one of the two lost seeds. Then the verdicts by another metric (training rows; of GANs, the
-Frechet distance), and by the mean on the way at equal floats and at equal simulated time, where two phases
-cost two latencies. All tests of one table are corrected together (Holm).
+or their median where one of the two lost seeds. Beside it are the verdicts by another metric (training rows;
+of GANs, the Frechet distance), and by the mean on the way, at equal floats and at equal simulated time, where
+two phases cost two latencies. All tests of one table are corrected together (Holm).
 """
-CLAIM = ("claim", "where", "data", "settings", "cohorts")
-OF_A_CLAIM = ("verdict", "effect", "95 %", "decided by", "seeds", "beside", "equal floats", "equal time")
+_CLAIM = ("claim", "where", "data", "settings", "cohorts")
+_OF_A_CLAIM = ("verdict", "effect", "95 %", "decided by", "seeds", "beside", "equal floats", "equal time")
 
 
 def _page(hall: Hall, rows: Sequence[Judged], command: str) -> Iterator[str]:
     cost, form = whole_cost(hall), hall.form
-    yield IN_LITTLE if form.stand_in else WHOLE
+    yield _IN_LITTLE if form.stand_in else _WHOLE
     yield f"Measured at commit {_joined(cost.commits)} by:"
     yield ""
     yield f"    {command}"
@@ -118,13 +123,13 @@ def _page(hall: Hall, rows: Sequence[Judged], command: str) -> Iterator[str]:
     ready = sum(hall.finished(name) for name in hall.trials)
     yield f"{ready} of {len(hall.trials)} trials have come to their end, after {_duration(cost.seconds)} of"
     yield f"computing on {_joined(cost.devices)}."
-    yield DONE.format(budget=_sizes(form.budget), tuning=form.tuning_seeds, seeds=_sizes(form.seeds))
+    yield _DONE.format(budget=_sizes(form.budget), tuning=form.tuning_seeds, seeds=_sizes(form.seeds))
     yield "## What the paper says, and what came out"
     yield ""
     yield f"{tally(rows)}."
     yield ""
-    yield JUDGED
-    yield from table([*CLAIM, *OF_A_CLAIM, "commit", "seconds"], _claims(rows))
+    yield _JUDGED
+    yield from table([*_CLAIM, *_OF_A_CLAIM, "commit", "seconds"], _claims(rows))
     for exhibit in EXHIBITS.values():
         yield from _exhibit(exhibit, hall)
 
