@@ -139,10 +139,14 @@ def table(lines: Sequence[Line], algorithm: str) -> str:
     return "\n".join(out)
 
 
-def page(lines: Sequence[Line], given: argparse.Namespace, words: Sequence[str]) -> str:
-    commit = subprocess.run(
+def commit_here() -> str:
+    said = subprocess.run(
         ["git", "rev-parse", "--short=7", "HEAD"], check=True, capture_output=True, text=True
-    ).stdout.strip()
+    )
+    return said.stdout.strip()
+
+
+def page(lines: Sequence[Line], given: argparse.Namespace, words: Sequence[str], commit: str) -> str:
     command = shlex.join(["python", "-m", "benchmarks.steady", *words])
     parts = [
         f"# Remedies for long steps: {given.experiment}",
@@ -173,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.name = given.name or f"steady-{given.experiment.removeprefix('auc-')}"
     given.out.mkdir(parents=True, exist_ok=True)
     lines: list[Line] = []
+    commit = commit_here()  # now: what is committed while it runs is not what ran
     for remedy, strengths in REMEDIES.items():
         for strength, settings in strengths.items():
             began = time.monotonic()
@@ -182,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Line._fields)
         writer.writerows(line._replace(dead=int(line.dead)) for line in lines)
-    text = page(lines, given, words)
+    text = page(lines, given, words, commit)
     (given.out / f"{given.name}.md").write_text(text)
     print(text)
 
