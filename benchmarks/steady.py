@@ -139,6 +139,16 @@ def table(lines: Sequence[Line], algorithm: str) -> str:
     return "\n".join(out)
 
 
+def chosen(lines: Sequence[Line], algorithm: str) -> str:
+    """What validation rows choose of everything that was tried, in words and as settings."""
+    tried = dict.fromkeys(line.remedy for line in lines)
+    best = {remedy: places[0] for remedy in tried if (places := places_of(lines, algorithm, remedy))}
+    remedy = min(best, key=lambda one: (best[one].dead, -best[one].mean(BY)))
+    strength = best[remedy].strength
+    settings = " ".join(f"`--set {one}`" for one in REMEDIES[remedy][strength])
+    return f"- {algorithm}: {remedy} {strength}".rstrip() + (f", {settings}" if settings else "")
+
+
 def commit_here() -> str:
     said = subprocess.run(
         ["git", "rev-parse", "--short=7", "HEAD"], check=True, capture_output=True, text=True
@@ -157,6 +167,7 @@ def page(lines: Sequence[Line], given: argparse.Namespace, words: Sequence[str],
         "it stays in the means. Intervals are Wilson's. Test rows chose nothing. "
         f"Each seed of each strength: [{given.name}.csv]({given.name}.csv).",
         *(f"## {name}\n\n{table(lines, name)}" for name in ALGORITHMS),
+        "## What validation rows choose\n\n" + "\n".join(chosen(lines, name) for name in ALGORITHMS),
     ]
     return "\n\n".join(parts) + "\n"
 

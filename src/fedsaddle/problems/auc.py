@@ -350,7 +350,7 @@ class AUC(OnDevices, Measured):
         }
         return found | ({"grad_phi": self._slope(z, s).norm()} if self.grad_phi else {})
 
-    def spread(self, z: Pair) -> float:
+    def score_spread(self, z: Pair) -> float:
         """How much the scores of test rows differ."""
         return row_deviation(self.all_scores(z.x, self.test_rows.to(z.x.device).rows["input"]))
 

@@ -147,7 +147,7 @@ class Fair(OnDevices, Measured):
         }
         return self.known(found)
 
-    def spread(self, z: Pair) -> float:
+    def score_spread(self, z: Pair) -> float:
         """How much the probabilities of test rows differ."""
         rows = self.test.to(z.x.device).rows["input"]
         outputs = torch.cat([self.model(z.x, scaled(some, z.x.dtype)) for (some,) in chunks(rows)])

@@ -146,7 +146,7 @@ class PartialAUC(Tabled):
             "alarm_rate": ((s > t) & ~positive).sum() / zeros,
         }
 
-    def spread(self, z: Pair) -> float:
+    def score_spread(self, z: Pair) -> float:
         """How much the scores of test rows differ."""
         outputs = self.output(z.x[: self.model.size], self.test.to(z.x.device).rows["input"])
         return row_deviation(torch.sigmoid(outputs))

@@ -242,7 +242,7 @@ class Robust(OnDevices, Measured):
         }
         return self.known(found)
 
-    def spread(self, z: Pair) -> float:
+    def score_spread(self, z: Pair) -> float:
         """How much the probabilities of test rows differ."""
         rows = self._judged[1].to(z.x.device).rows["input"]
         outputs = torch.cat([self.model(z.x, scaled(some, z.x.dtype).flatten(1)) for (some,) in chunks(rows)])
