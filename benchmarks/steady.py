@@ -139,10 +139,24 @@ def table(lines: Sequence[Line], algorithm: str) -> str:
     return "\n".join(out)
 
 
-def page(lines: Sequence[Line], given: argparse.Namespace, words: Sequence[str]) -> str:
-    commit = subprocess.run(
+def chosen(lines: Sequence[Line], algorithm: str) -> str:
+    """What validation rows choose of everything that was tried, in words and as settings."""
+    tried = dict.fromkeys(line.remedy for line in lines)
+    best = {remedy: places[0] for remedy in tried if (places := places_of(lines, algorithm, remedy))}
+    remedy = min(best, key=lambda one: (best[one].dead, -best[one].mean(BY)))
+    strength = best[remedy].strength
+    settings = " ".join(f"`--set {one}`" for one in REMEDIES[remedy][strength])
+    return f"- {algorithm}: {remedy} {strength}".rstrip() + (f", {settings}" if settings else "")
+
+
+def commit_here() -> str:
+    said = subprocess.run(
         ["git", "rev-parse", "--short=7", "HEAD"], check=True, capture_output=True, text=True
-    ).stdout.strip()
+    )
+    return said.stdout.strip()
+
+
+def page(lines: Sequence[Line], given: argparse.Namespace, words: Sequence[str], commit: str) -> str:
     command = shlex.join(["python", "-m", "benchmarks.steady", *words])
     parts = [
         f"# Remedies for long steps: {given.experiment}",
@@ -153,6 +167,7 @@ def page(lines: Sequence[Line], given: argparse.Namespace, words: Sequence[str])
         "it stays in the means. Intervals are Wilson's. Test rows chose nothing. "
         f"Each seed of each strength: [{given.name}.csv]({given.name}.csv).",
         *(f"## {name}\n\n{table(lines, name)}" for name in ALGORITHMS),
+        "## What validation rows choose\n\n" + "\n".join(chosen(lines, name) for name in ALGORITHMS),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -173,6 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.name = given.name or f"steady-{given.experiment.removeprefix('auc-')}"
     given.out.mkdir(parents=True, exist_ok=True)
     lines: list[Line] = []
+    commit = commit_here()  # now: what is committed while it runs is not what ran
     for remedy, strengths in REMEDIES.items():
         for strength, settings in strengths.items():
             began = time.monotonic()
@@ -182,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Line._fields)
         writer.writerows(line._replace(dead=int(line.dead)) for line in lines)
-    text = page(lines, given, words)
+    text = page(lines, given, words, commit)
     (given.out / f"{given.name}.md").write_text(text)
     print(text)
 

@@ -155,7 +155,7 @@ def test_an_abandoned_round_is_no_update_without_length():
 # --- on the terminal, in the folder, in the report --------------------------------------------------------
 
 DIE = ["--algorithm", "cdma-one", "--seeds", "0,1", "--set", "algorithms.cdma-one.eta=1.0",
-       "--set", "algorithms.cdma-one.gamma=1.0", "--set", "quorum.invite=8"]  # fmt: skip
+       "--set", "algorithms.cdma-one.gamma=1.0"]  # fmt: skip
 
 
 def told(folder):

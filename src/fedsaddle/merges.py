@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from fedsaddle.checks import Norms, check_kinds, origin
 from fedsaddle.core import Message, Range
 from fedsaddle.ranges import check
-from fedsaddle.steady import shortened
+from fedsaddle.steady import no_further
 
 
 class Rule(Protocol):
@@ -105,7 +105,7 @@ def clipped(up: Message, sent: Message, limits: Mapping[str, float]) -> Message:
     """Answers whose updates have at most the norm of their name. They may be stacked in front."""
     result = dict(up)
     for name in up.keys() & limits.keys():
-        result[name] = shortened(origin(name, up[name], sent), up[name], limits[name])
+        result[name] = no_further(origin(name, up[name], sent), up[name], limits[name])
     return result
 
 

@@ -205,7 +205,7 @@ def floats(metrics: dict[str, Tensor]) -> list[dict[str, float]]:
 class Scored(Protocol):
     """A task that gives every row a score, or one for each class."""
 
-    def spread(self, z: Pair) -> float:
+    def score_spread(self, z: Pair) -> float:
         """How much scores differ from row to row: their standard deviation, over classes the largest."""
 
 

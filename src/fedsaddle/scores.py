@@ -87,7 +87,7 @@ def rightly_ranked(scores: Tensor, positive: Tensor) -> Tensor:
     return torch.where(positive, ours, (above + same / 2) / positive.sum())
 
 
-def deviation(scores: Tensor) -> float:
+def row_deviation(scores: Tensor) -> float:
     """How much scores (row,) or (row, class) differ from row to row: 0 if it is as if there were one row."""
     return float(scores.to(torch.float64).std(0, correction=0).max())
 

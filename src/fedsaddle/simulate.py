@@ -30,7 +30,7 @@ from fedsaddle.mishaps import told_if_theirs
 from fedsaddle.outcome import Made, Outcome
 from fedsaddle.problem import Held, Problem, name_of
 from fedsaddle.ranges import check
-from fedsaddle.steady import PLAIN, Steady
+from fedsaddle.steady import AS_THEY_ARE, Steady
 from fedsaddle.strata import Strata, strata_of
 
 
@@ -121,7 +121,7 @@ def make_study(
         merge or MEAN,
         faults,
         checks,
-        steady or PLAIN,
+        steady or AS_THEY_ARE,
         None if strata is None else strata_of(problem.federation, strata),
     )
 

@@ -67,7 +67,7 @@ class Steady:
         return own.stepped(before, before, after)
 
 
-PLAIN = Steady()  # nothing is bounded
+AS_THEY_ARE = Steady()  # nothing is bounded
 BOUNDS = tuple(field.name for field in fields(Steady))
 
 
@@ -80,11 +80,11 @@ def step_sizes(rule: type[Any]) -> tuple[str, ...]:
 
 def _within(most: float, start: Any, end: Any) -> Any:
     if isinstance(end, Pair):
-        return shortened(start, end, most)
-    return end._replace(z=shortened(start.z, end.z, most))
+        return no_further(start, end, most)
+    return end._replace(z=no_further(start.z, end.z, most))
 
 
-def shortened(start: Pair, end: Pair, most: float) -> Pair:
+def no_further(start: Pair, end: Pair, most: float) -> Pair:
     """The end, or where the straight way to it has this length. Both may be stacked in front."""
     way = end - start
     share = (most / norm(way))[..., None]

@@ -162,14 +162,7 @@ def sweep(
     way = _Way(out, resume, tensorboard, progress, checkpoint_seconds)
     with machine.restored():
         machine.prepare()
-        if isinstance(experiment, str | Path):
-            for key in {"grid", "fixed", "draw_seed"} & given.keys():
-                raise BadInput(f"{key} is for a problem; the experiment's [sweep] says it for {experiment}")
-            plan = _of_name(given, load_sweep, by=by, budget=budget, halving=halving)
-            tables, shared = plan.resolved["algorithms"], [plan.resolved[key] for key in ("K", "steady")]
-            made = {label: algorithm_of(label, table, *shared)[0] for label, table in tables.items()}
-        else:
-            plan, made = _of_grid(given)
+        plan, made = (_of_file if isinstance(experiment, str | Path) else _of_grid)(given)
         folder = way.carry_out(plan, "sweep")
         results = of_sweep(folder)
         _warn(results)
@@ -270,6 +263,16 @@ def _of_values(given: dict[str, Any]) -> Plan:
         label: values.study({label: (one, Beside(None, values.steady))}) for label, one in made.items()
     }
     return plan_of(studies, made, how)
+
+
+def _of_file(given: dict[str, Any]) -> tuple[Plan, dict[str, Any]]:
+    """The plan of the [sweep] of an experiment that is named, and its settings by name."""
+    for key in {"grid", "fixed", "draw_seed"} & given.keys():
+        raise BadInput(f"{key} is for a problem; the experiment's [sweep] says it for {given['experiment']}")
+    plan = _of_name(given, load_sweep, **{key: given.get(key) for key in ("by", "budget", "halving")})
+    shared = [plan.resolved[key] for key in ("K", "steady")]
+    tables = plan.resolved["algorithms"].items()
+    return plan, {label: algorithm_of(label, table, *shared)[0] for label, table in tables}
 
 
 def _of_grid(given: dict[str, Any]) -> tuple[Plan, dict[str, Any]]:

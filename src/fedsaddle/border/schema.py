@@ -27,7 +27,7 @@ from fedsaddle.fleet import FLEETS, Cohorts, Quorum, cohorts_today
 from fedsaddle.merges import MERGES, Merge
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.ranges import Seed, Threads, check
-from fedsaddle.steady import BOUNDS, PLAIN, Steady
+from fedsaddle.steady import AS_THEY_ARE, BOUNDS, Steady
 from fedsaddle.sweep import MOST_LANES
 
 STRICT = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
@@ -308,7 +308,7 @@ class Beside(NamedTuple):
     """What an algorithm's table says beside its hyperparameters."""
 
     invite: int | None = None  # instead of the quorum's
-    steady: Steady = PLAIN
+    steady: Steady = AS_THEY_ARE
 
 
 def _settings(

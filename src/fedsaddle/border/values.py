@@ -31,7 +31,7 @@ from fedsaddle.errors import BadInput, shown, unknown
 from fedsaddle.problem import Problem
 from fedsaddle.runs import Plan
 from fedsaddle.simulate import check_rows_are_here, make_study, notes_of
-from fedsaddle.steady import BOUNDS, PLAIN, Steady
+from fedsaddle.steady import AS_THEY_ARE, BOUNDS, Steady
 from fedsaddle.sweep import check_grid, labels, number_of
 from fedsaddle.sweep import settings as sweep_settings
 
@@ -62,7 +62,7 @@ class Parts:
     @property
     def steady(self) -> Steady:
         """How long steps may be, of a setting that does not say."""
-        found: Steady = self.shared.get("steady", PLAIN)
+        found: Steady = self.shared.get("steady", AS_THEY_ARE)
         return found
 
     def study(self, settings: Mapping[str, Setting]) -> Study:

@@ -54,7 +54,7 @@ def _why(study: Study, before: Pair, now: Pair, lane: int, completed: int) -> st
     """What is wrong with a lane that is no better than chance; nothing, if it may still learn."""
     start = projected(study.problem, study.problem.init(study.seeds[lane])).to(study.device)
     if isinstance(study.problem, Scored):
-        spread, once = study.problem.spread(now), study.problem.spread(start)
+        spread, once = study.problem.score_spread(now), study.problem.score_spread(start)
         if spread < FLAT * once:
             return f"its scores are all alike (their spread is {spread:.2g}, at the start {once:.2g})"
     length, pace = float(norm(now - before)), float(norm(now - start)) / completed

@@ -31,7 +31,7 @@ from fedsaddle.fleet import Cohorts, Fleet, Quorum
 from fedsaddle.history import Gathering, History
 from fedsaddle.merges import MEAN, Merge
 from fedsaddle.problem import Federation, Problem, release
-from fedsaddle.steady import PLAIN, Steady
+from fedsaddle.steady import AS_THEY_ARE, Steady
 
 CPU = torch.device("cpu")
 Meeting = list[Gathering]  # one phase, lane by lane
@@ -140,7 +140,7 @@ class Study:
     merge: Merge = MEAN
     faults: Faults | None = None  # that are injected
     checks: Checks | None = None  # of answers; without them, what a client computes is taken as it is
-    steady: Steady = PLAIN  # how long steps may be
+    steady: Steady = AS_THEY_ARE  # how long steps may be
     strata: Tensor | None = None  # of each client; None where all are invited alike
     history: History | None = None  # if given, it decides who is invited and what becomes of the answers
     next_meetings: dict[Any, list[Meeting]] = field(default_factory=dict, init=False)

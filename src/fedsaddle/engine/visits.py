@@ -19,7 +19,7 @@ from fedsaddle.engine.compile.trace import Unrecordable
 from fedsaddle.errors import BadInput, shown
 from fedsaddle.mishaps import told_if_theirs
 from fedsaddle.problem import Batch, Constrained, Federation, Game, Minimax, Problem, name_of
-from fedsaddle.steady import PLAIN, Steady
+from fedsaddle.steady import AS_THEY_ARE, Steady
 
 T = TypeVar("T")
 Field = Callable[[Pair, Batch], Pair]
@@ -84,7 +84,7 @@ class Task(NamedTuple):
     algorithm: Algorithm
     phase: int
     batch: int  # rows of a minibatch
-    steady: Steady = PLAIN  # how long its steps may be
+    steady: Steady = AS_THEY_ARE  # how long its steps may be
 
 
 class Extent(NamedTuple):

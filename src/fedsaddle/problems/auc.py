@@ -35,7 +35,7 @@ from fedsaddle.networks import NETWORKS, Network, arguments_for, network_named
 from fedsaddle.problem import Batch, Counts, Facts, Federation, Measured
 from fedsaddle.problems.details import ranking_details
 from fedsaddle.ranges import Seed, check
-from fedsaddle.scores import auroc, average_precision, deviation
+from fedsaddle.scores import auroc, average_precision, row_deviation
 
 # Dials without a named dataset's:
 OF_A_FILE = ("label", "client", "test", "test_share", "sha256", "test_sha256")
@@ -378,9 +378,9 @@ class AUC(OnDevices, Measured):
         }
         return found | ({"grad_phi": self._slope(z, s, weight).norm()} if self.grad_phi else {})
 
-    def spread(self, z: Pair) -> float:
+    def score_spread(self, z: Pair) -> float:
         """How much the scores of test rows differ."""
-        return deviation(self.all_scores(z.x, self.test_rows.to(z.x.device).rows["input"]))
+        return row_deviation(self.all_scores(z.x, self.test_rows.to(z.x.device).rows["input"]))
 
     details = ranking_details
 

@@ -29,7 +29,7 @@ from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Counts, Detail, Facts, Federation, Measured, client_means
 from fedsaddle.projections import simplex
 from fedsaddle.ranges import NotNegative, Seed, check
-from fedsaddle.scores import deviation
+from fedsaddle.scores import row_deviation
 
 
 @dataclass(frozen=True)
@@ -147,11 +147,11 @@ class Fair(OnDevices, Measured):
         }
         return self.known(found)
 
-    def spread(self, z: Pair) -> float:
+    def score_spread(self, z: Pair) -> float:
         """How much the probabilities of test rows differ."""
         rows = self.test.to(z.x.device).rows["input"]
         outputs = torch.cat([self.model(z.x, scaled(some, z.x.dtype)) for (some,) in chunks(rows)])
-        return deviation(outputs.softmax(1))
+        return row_deviation(outputs.softmax(1))
 
     def details(self, z: Pair) -> dict[str, Detail]:
         """Each class, with the weight that y gives it; and each client's loss, by its own rows."""

@@ -56,7 +56,7 @@ from fedsaddle.problems.details import client_ranking, tested_ranking
 from fedsaddle.problems.tabled import Cells, Tabled
 from fedsaddle.projections import box
 from fedsaddle.ranges import Above0
-from fedsaddle.scores import auroc, deviation, partial_auroc
+from fedsaddle.scores import auroc, partial_auroc, row_deviation
 
 EXTRA = 3  # numbers of x beside the network: a, b and t
 
@@ -240,10 +240,10 @@ class PartialAUC(Tabled):
         }
         return {name: value for name, value in found.items() if name in self.metrics}
 
-    def spread(self, z: Pair) -> float:
+    def score_spread(self, z: Pair) -> float:
         """How much the scores of test rows differ."""
         outputs = self.output(z.x[: self.model.size], self.test.to(z.x.device).rows["input"])
-        return deviation(torch.sigmoid(outputs))
+        return row_deviation(torch.sigmoid(outputs))
 
     def details(self, z: Pair) -> dict[str, Detail]:
         """The ROC curve and the scores of test rows; and how well each client's rows are ranked."""

@@ -33,7 +33,7 @@ from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Detail, Federation, Measured, client_means
 from fedsaddle.projections import ball, box
 from fedsaddle.ranges import Above0, CountOr0, NotNegative, Seed, check
-from fedsaddle.scores import deviation
+from fedsaddle.scores import row_deviation
 
 RESTARTS = 1 << 33  # what the draws of starting points are for; partitions number theirs from 0
 
@@ -258,11 +258,11 @@ class Robust(OnDevices, Measured):
         }
         return self.known(found)
 
-    def spread(self, z: Pair) -> float:
+    def score_spread(self, z: Pair) -> float:
         """How much the probabilities of test rows differ."""
         rows = self._judged[1].to(z.x.device).rows["input"]
         outputs = torch.cat([self.model(z.x, scaled(some, z.x.dtype).flatten(1)) for (some,) in chunks(rows)])
-        return deviation(outputs.softmax(1))
+        return row_deviation(outputs.softmax(1))
 
     def details(self, z: Pair) -> dict[str, Detail]:
         """How each client's rows fare, moved by y."""
