@@ -105,7 +105,8 @@ class GAN(OnDevices):
     splits: Literal["disjoint", "nested"] = "disjoint"  # of the Inception Score
     samples: Annotated[int, Range(least=PICTURES_TOGETHER, most=10**6)] = 10_000  # pictures that are judged
     seed: Seed = 0  # of the partition
-    path: str = ""  # of CelebA's folder; by default, celeba in the data cache
+    path: str = ""  # of a folder of faces; by default, what `fedsaddle data celeba --from FOLDER` keeps
+    sha256: str = ""  # of these faces; if given, others are refused
     inception: str = ""  # a TorchScript file; by default, what `fedsaddle data inception` gets
     _local: Local = field(default_factory=Local, init=False, repr=False, compare=False)
 
@@ -125,6 +126,9 @@ class GAN(OnDevices):
         if self.judge != "inception" and (self.dataset, self.judge) not in judges.RECIPES:
             able = [size for name, size in judges.RECIPES if name == self.dataset] + ["inception"]
             raise BadInput(f"judge {self.judge} does not know {self.dataset}; what does: {', '.join(able)}")
+        if self.dataset == "celeba" and self.sha256 not in ("", *self.data.sha256):
+            now = ", ".join(self.data.sha256)
+            raise BadInput(f"the faces have changed: their sha256 is {now}, not {self.sha256}")
         fits = PLAYERS[self.network][2]
         shape = tuple(self.data.inputs.shape[1:])
         if fits != shape:
@@ -141,7 +145,10 @@ class GAN(OnDevices):
     @property
     def pinned(self) -> dict[str, str]:
         """What an experiment has to say to mean the same files again."""
-        found = {"path": str(celeba.folder_of(self.path).resolve())} if self.dataset == "celeba" else {}
+        found = {}
+        if self.dataset == "celeba":
+            found = {"path": str(celeba.folder_of(self.path).resolve())}
+            found |= dict(zip(("sha256",), self.data.sha256, strict=False))
         return found | ({"inception": str(Path(self.inception).resolve())} if self.inception else {})
 
     @property
@@ -149,7 +156,7 @@ class GAN(OnDevices):
         """What was asked for and has no effect."""
         idle = idle_dials(self.partition)
         if self.dataset != "celeba":
-            idle["path"] = f"it is of celeba, not of {self.dataset}"
+            idle["path"] = idle["sha256"] = f"it is of celeba, not of {self.dataset}"
         if not self.rule.bounded:
             idle["penalty"] = f"it is of objective wasserstein, not of {self.objective}"
         if self.judge == "inception":
