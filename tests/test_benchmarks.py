@@ -1,5 +1,7 @@
 """What is timed against the engine does the same work, and what is measured can be measured again."""
 
+import json
+
 import pytest
 import torch
 from benchmarks import dropout, gan_gap, own_task
@@ -44,6 +46,11 @@ def test_dropout_is_measured_in_little(tmp_path, monkeypatch, capsys):
     assert "| 0 | 0.03 | never | 0.0 M | 0.0 M (0%)" in out  # nobody answers: two minutes of waiting
     assert (tmp_path / "dropout.png").exists()
     assert len((tmp_path / "dropout.csv").read_text().splitlines()) == 5
+
+
+def test_those_who_hold_positives_can_be_the_slow_ones():
+    chances = json.loads(dropout.holders("auc-digits", "cdma-ada"))
+    assert chances == [1.0] * 5 + [0.0] * 45  # clients are sorted by class, and zeros are to be found
 
 
 def test_a_task_of_ones_own_is_timed_on_the_shipped_tasks_walk(monkeypatch, capsys):

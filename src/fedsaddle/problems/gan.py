@@ -315,21 +315,18 @@ class GAN(OnDevices):
         judge, real = self._judge(device)
         rows = self.data.inputs
         some = rows[torch.arange(min(self.samples, len(rows))) * len(rows) // min(self.samples, len(rows))]
-        found = self.scored(judge, judges.look(judge, some, device), real)
-        if judge.probabilities is not None:
-            found |= self.scored(judge, judges.look(judge, self.data.test_inputs, device), None)
-        return found
+        near = self.scored(judge, judges.look(judge, some, device), real)
+        own = self.scored(judge, judges.look(judge, self.data.test_inputs, device), real)
+        return near | {name: score for name, score in own.items() if name == "inception_score"}
 
-    def scored(self, judge: Judge, features: Tensor, real: scores.Moments | None) -> dict[str, float]:
-        """Inception Score and Frechet distance to the real moments, as far as there are any; or FID."""
-        found = {}
-        if judge.probabilities is not None:
-            splits = scores.SPLITS[self.splits](len(features), 10)
-            found["inception_score"] = scores.inception_score(judge.probabilities(features), splits)
-        if real is not None:
-            name = "fid" if judge.probabilities is None else "frechet"
-            found[name] = scores.frechet_distance(scores.moments(features), real)
-        return found
+    def scored(self, judge: Judge, features: Tensor, real: scores.Moments) -> dict[str, float]:
+        """Inception Score, and the Frechet distance to what is real; or FID."""
+        distance = scores.frechet_distance(scores.moments(features), real)
+        if judge.probabilities is None:
+            return {"fid": distance}
+        splits = scores.SPLITS[self.splits](len(features), 10)
+        score = scores.inception_score(judge.probabilities(features), splits)
+        return {"inception_score": score, "frechet": distance}
 
     @property
     def metrics(self) -> dict[str, Metric]:
