@@ -4,12 +4,13 @@ Every algorithm tries 48 random settings with two seeds of their own, 600 rounds
 ranges below are shared: a step size means the same range in every algorithm. The setting with the least mean
 stationarity over the last 100 rounds is then run with five fresh seeds. S^ is 16 for the algorithms that
 send one vector up and 8 for those that send two, so that all send the same floats, but for the 4 % by which
-rounding S_t up favours the smaller cohorts. Prints the table and writes quadratic.csv to docs/results, or to
-the folder that is named.
+rounding S_t up favours the smaller cohorts. Prints the table and writes NAME.csv to docs/results, or to the
+folder that --out names. `--clients 20000 --algorithm codasca` tunes one of them anew for more clients.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import dataclasses
 import statistics
@@ -29,7 +30,6 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.simulate import Outcome, hyperparameters
 
 ROUNDS, TUNING_SEEDS, SEEDS = 600, (100, 101), (0, 1, 2, 3, 4)
-PROBLEM = fs.Quadratic(clients=200, kappa=10.0)
 SETTINGS = 48
 
 INVITED = {
@@ -75,12 +75,12 @@ def settings_of(name: str) -> list[Any]:
     return found
 
 
-def run(name: str, settings: list[Any], seeds: tuple[int, ...]) -> Outcome:
-    quorum = fs.Quorum(invite=INVITED[name])
-    return fs.simulate(PROBLEM, settings, rounds=ROUNDS, seeds=seeds, quorum=quorum, batch=5)
+def run(name: str, clients: int, settings: list[Any], seeds: tuple[int, ...]) -> Outcome:
+    problem, quorum = fs.Quadratic(clients=clients, kappa=10.0), fs.Quorum(invite=INVITED[name])
+    return fs.simulate(problem, settings, rounds=ROUNDS, seeds=seeds, quorum=quorum, batch=5)
 
 
-def tune(name: str) -> Any:
+def tune(name: str, clients: int) -> Any:
     """The best setting. Those that differ in a count cannot share lanes, and run in turn."""
     settings = settings_of(name)
     counts = [key for key, known in hyperparameters(type(settings[0])).items() if known.static]
@@ -91,7 +91,7 @@ def tune(name: str) -> Any:
 
     for _, group in groupby(sorted(settings, key=static), key=static):
         together = list(group)
-        outcome = run(name, together, TUNING_SEEDS)
+        outcome = run(name, clients, together, TUNING_SEEDS)
         for number, setting in enumerate(together):
             lanes = {number * len(TUNING_SEEDS) + seed for seed in range(len(TUNING_SEEDS))}
             late = [r for r in outcome.rows if r.lane in lanes and r.round >= ROUNDS - 100]
@@ -113,12 +113,12 @@ class Line(NamedTuple):
     setting: str
 
 
-def measure(name: str) -> Line:
+def measure(name: str, clients: int) -> Line:
     """Tune an algorithm, then run the best setting with fresh seeds."""
     torch.set_num_threads(1)
     began = time.monotonic()
-    best = tune(name)
-    outcome = run(name, [best], SEEDS)
+    best = tune(name, clients)
+    outcome = run(name, clients, [best], SEEDS)
     final = outcome.last("stationarity")
     late = [row.metrics["stationarity"] for row in outcome.rows if row.round >= ROUNDS - 100]
     up = statistics.fmean(row.floats_up for row in outcome.rows if row.round == ROUNDS)
@@ -129,10 +129,16 @@ def measure(name: str) -> Line:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="All algorithms on the quadratic, each tuned alike.")
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--algorithm", nargs="*", choices=INVITED, default=list(INVITED))
+    parser.add_argument("--name", default="quadratic")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    given = parser.parse_args()
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        lines = sorted(pool.map(measure, INVITED), key=lambda line: line.stationarity)
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("docs/results")
-    with (folder / "quadratic.csv").open("w", newline="") as file:
+        found = pool.map(measure, given.algorithm, [given.clients] * len(given.algorithm))
+        lines = sorted(found, key=lambda line: line.stationarity)
+    with (given.out / f"{given.name}.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Line._fields)
         writer.writerows(lines)

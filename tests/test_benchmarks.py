@@ -1,5 +1,7 @@
 """What is timed against the engine does the same work, and what is measured can be measured again."""
 
+import json
+
 import pytest
 import torch
 from benchmarks import collapse, dropout, gan_gap, own_task, steady
@@ -160,6 +162,11 @@ def test_remedies_are_measured_in_little_and_once(tmp_path, monkeypatch, capsys)
 def test_intervals_of_a_part_are_wilsons():
     assert steady.interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-3)
     assert steady.interval(2, 5) == pytest.approx((0.1176, 0.7693), abs=1e-3)
+
+
+def test_those_who_hold_positives_can_be_the_slow_ones():
+    chances = json.loads(dropout.holders("auc-digits", "cdma-ada"))
+    assert chances == [1.0] * 5 + [0.0] * 45  # clients are sorted by class, and zeros are to be found
 
 
 def test_a_task_of_ones_own_is_timed_on_the_shipped_tasks_walk(monkeypatch, capsys):

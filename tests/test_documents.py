@@ -75,6 +75,8 @@ LISTED = {
     "fedsaddle report runs/gan-*": GPU,
     "fedsaddle export runs/payments --seed 0 --to model.onnx": "needs an extra: tests/test_models.py",
     "fedsaddle sample": "of a run of minutes: tests/test_models.py",
+    "fedsaddle rescore": "of a run of minutes: tests/test_gan.py",
+    "fedsaddle data celeba": "a person's pictures: tests/test_gan.py",
     "fedsaddle sweep auc-mnist": GPU,
     "fedsaddle reproduce all": "takes long: tests/test_paper.py does it in little",
     "fedsaddle reproduce figure-1": GPU,

@@ -404,6 +404,14 @@ def test_slow_devices_stay_slow_for_a_run():
     assert (ask(replace(fleet, slow=0.0), range(9), 0, 0, range(50)) == 8).all()
 
 
+def test_which_devices_are_slow_can_be_said_client_by_client():
+    fleet = Latency(median=8.0, spread=0.0, slow=[1.0, 0.0, 1.0, 0.0], slowdown=4.0)
+    assert ask(fleet, range(3), 5, 1, range(4)).tolist() == [[32.0, 8.0, 32.0, 8.0]] * 3
+    fleet.check(4)
+    with pytest.raises(BadInput, match="slow must be one number or one for each of the 5 clients, got 4"):
+        fleet.check(5)
+
+
 def test_a_fast_device_without_spread_takes_the_median():
     assert (ask(Latency(median=0.1, spread=0.0, slow=0.0), range(3), 0, 0, range(9)) == 0.1).all()
 

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import io
 import math
+import shutil
 import sys
 import warnings
 
@@ -511,13 +512,107 @@ def test_clients_are_cut_by_identity(faces):
     )
     owners = [problem.data.labels[part].tolist() for part in problem.parts]
     assert owners == [[1, 1], [2, 2], [3, 3]]
-    assert problem.pinned == {"path": str(faces.resolve()), "inception": str((faces / "mine.pt").resolve())}
+    assert problem.pinned == {
+        "path": str(faces.resolve()),
+        "sha256": problem.data.sha256[0],
+        "inception": str((faces / "mine.pt").resolve()),
+    }
+    with pytest.raises(fs.BadInput, match="the faces have changed: their sha256 is"):
+        dataclasses.replace(problem, sha256="0" * 64)
+
+
+@pytest.fixture
+def people(tmp_path):
+    """Pictures of any size and kind, in a subfolder for each of twelve people."""
+    luck = numpy.random.default_rng(0)
+    for number in range(12):
+        place = tmp_path / "mine" / f"person {number:02}"
+        place.mkdir(parents=True)
+        for picture in range(3):
+            shape = [(70, 64, 3), (40, 90), (130, 100, 3)][picture]
+            pixels = luck.integers(0, 256, shape, dtype=numpy.uint8)
+            Image.fromarray(pixels).save(place / f"{picture}.{('png', 'jpg', 'bmp')[picture]}")
+    (tmp_path / "mine" / "readme.txt").write_text("not a picture")
+    return tmp_path / "mine"
+
+
+def test_faces_in_subfolders_are_kept_once_with_a_hash(people, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr("sys.argv", ["fedsaddle", "data", "celeba", "--from", str(people)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    told = capsys.readouterr().out
+    assert told.startswith("36 faces of 12 people, 3 of them to test on, are in ")
+    raw = celeba.read(people)
+    shutil.rmtree(people)  # it is not needed any more
+    data = celeba.celeba()
+    assert data.sha256 == raw.sha256 == (told.split()[-1],)
+    assert torch.equal(data.inputs, raw.inputs)
+    assert data.test_labels.tolist() == [9, 9, 9]  # every tenth person
+    assert set(data.labels.tolist()) == {*range(12)} - {9}
+    problem = fs.GAN(dataset="celeba", network="dcgan", judge="inception", clients=11, samples=100)
+    assert [problem.data.labels[part].unique().numel() for part in problem.parts] == [1] * 11
+    kept = tmp_path / "data" / "celeba" / "faces.safetensors"
+    spoilt = bytearray(kept.read_bytes())
+    spoilt[-5] ^= 1
+    kept.write_bytes(spoilt)
+    with pytest.raises(fs.BadInput, match=r"faces.safetensors is damaged; make it again"):
+        celeba.celeba()
+
+
+def test_gan_celeba_runs_on_faces_that_were_kept(people, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path / "data"))
+    celeba.keep(people)
+    save_recorder(tmp_path / "mine.pt")
+    fs.run(
+        "gan-celeba",
+        algorithms=["cdma-nc"],
+        rounds=1,
+        seeds="0",
+        settings={
+            "problem.clients": 11,
+            "problem.samples": 100,
+            "problem.inception": str(tmp_path / "mine.pt"),
+            "algorithms.cdma-nc.K": 1,
+            "algorithms.cdma-nc.invite": 2,
+            "batch": 3,
+        },
+        out=tmp_path / "run",
+    )
+    (run,) = read_runs([tmp_path / "run"])
+    assert run.judged_by == "fid"
+    assert run.real["fid"] < run.series[0].lanes[0].points[-1].metrics["fid"]
+    assert run.experiment["problem"]["sha256"] == celeba.celeba().sha256[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["celeba"], "say fedsaddle data celeba --from FOLDER"),
+        (["mnist", "--from", "x"], "say fedsaddle data celeba --from FOLDER"),
+        (["celeba", "--from", "nowhere"], "there is no folder nowhere"),
+    ],
+)
+def test_faces_that_cannot_be_had_are_refused_in_one_line(words, says, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fedsaddle", "data", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("break_it", "says"),
     [
-        (lambda f: (f / "identity_CelebA.txt").unlink(), "lacks CelebA's identity_CelebA.txt: download"),
+        (lambda f: (f / "identity_CelebA.txt").unlink(), "has neither identity_CelebA.txt nor subfolders"),
+        (
+            lambda f: (f / "identity_CelebA.txt").write_text("x.jpg 1\n"),
+            "no picture that its identity_CelebA",
+        ),
+        (lambda f: shutil.rmtree(f), "there is no folder .* fedsaddle data celeba --from FOLDER"),
         (lambda f: (f / "identity_CelebA.txt").write_text("a.jpg\n"), r"line 1: expected a picture's name"),
         (lambda f: (f / "img_align_celeba/000001.jpg").write_bytes(b"x"), r"000001.jpg cannot be read"),
         (lambda f: (f / "list_eval_partition.txt").write_text("000001.jpg 1\n"), "no pictures to learn from"),

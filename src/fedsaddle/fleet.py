@@ -201,6 +201,19 @@ def _key(seeds: Tensor, round: int, phase: int, clients: Tensor) -> Tensor:
     return draws.key(draws.FLEET, seeds[:, None], round, phase, clients)
 
 
+def _check_each(name: str, rates: float | tuple[float, ...], clients: int) -> None:
+    if isinstance(rates, tuple) and len(rates) != clients:
+        raise BadInput(
+            f"{name} must be one number or one for each of the {clients} clients, got {len(rates)}"
+        )
+
+
+def _each(rates: float | tuple[float, ...], clients: Tensor) -> Tensor:
+    """The rate of each client, where all have the same or each its own."""
+    values = torch.tensor(rates, dtype=torch.float64)
+    return values[clients] if values.dim() else values
+
+
 @dataclass(frozen=True)
 class Everybody:
     """All answer, each after one second."""
@@ -245,16 +258,11 @@ class Dropout:
         check(self)
 
     def check(self, clients: int) -> None:
-        if isinstance(self.rate, tuple) and len(self.rate) != clients:
-            raise BadInput(
-                f"rate must be one number or one for each of the {clients} clients, got {len(self.rate)}"
-            )
+        _check_each("rate", self.rate, clients)
 
     def delays(self, seeds: Tensor, round: int, phase: int, clients: Tensor, now: list[float]) -> Tensor:
         luck = draws.uniform(_key(seeds, round, phase, clients), 1).squeeze(-1)
-        rate = torch.tensor(self.rate, dtype=torch.float64)
-        lost = luck < (rate[clients] if rate.dim() else rate)
-        return torch.where(lost, NEVER, 1.0).to(torch.float64)
+        return torch.where(luck < _each(self.rate, clients), NEVER, 1.0).to(torch.float64)
 
 
 @dataclass(frozen=True)
@@ -263,11 +271,13 @@ class Latency:
 
     median: Duration = 10.0  # seconds, of a fast device
     spread: Annotated[float, Range(least=0, most=10)] = 0.5  # standard deviation of the delay's logarithm
-    slow: Rate = 0.3  # the part of the clients that are slow devices
+    slow: Rate | tuple[Rate, ...] = 0.3  # the part of clients on slow devices; or the chance for each client
     slowdown: Annotated[float, Range(above=0, most=MOST)] = 4.0  # how much longer these take
     dropout: Rate = 0.0  # the rate at which any client does not answer at all
 
     def __post_init__(self) -> None:
+        if isinstance(self.slow, list):
+            object.__setattr__(self, "slow", tuple(self.slow))
         check(self)
 
     @property
@@ -278,11 +288,12 @@ class Latency:
         return without_effect(self, {} if self.slow else {"slowdown": "slow is 0"})
 
     def check(self, clients: int) -> None:
-        pass
+        _check_each("slow", self.slow, clients)
 
     def delays(self, seeds: Tensor, round: int, phase: int, clients: Tensor, now: list[float]) -> Tensor:
         device = draws.uniform(draws.key(draws.DEVICE, seeds[:, None], clients), 1).squeeze(-1)
-        median = self.median * (1 + (self.slowdown - 1) * (device < self.slow).to(torch.float64))
+        slow = device < _each(self.slow, clients)
+        median = self.median * (1 + (self.slowdown - 1) * slow.to(torch.float64))
         key = _key(seeds, round, phase, clients)
         delay = median * torch.exp(self.spread * draws.normal(draws.fold(key, 0), 1).squeeze(-1))
         lost = draws.uniform(draws.fold(key, 1), 1).squeeze(-1) < self.dropout

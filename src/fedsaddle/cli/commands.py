@@ -193,10 +193,16 @@ def data(
     names: Annotated[
         list[str] | None, typer.Argument(help="Datasets to get; none shows what there is.")
     ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--from", help="Of celeba: the folder of faces that you have.")
+    ] = None,
 ) -> None:
     """Show the datasets, or get some: verified, and kept for the next time."""
     from fedsaddle.data import sources
 
+    if folder is not None or "celeba" in (names or []):
+        _keep_faces(names or [], folder)
+        return
     names = [meant(name, sources.CATALOGUE) for name in names or []]
     for name in names or []:
         sources.known(name)  # an unknown name is refused before anything is got
@@ -223,12 +229,27 @@ def data(
     for name, kept in sources.CATALOGUE.items():
         here = f"yes, from {sources.served_by(name)}" if sources.is_there(name) else "no"
         table.add_row(name, kept.title, str(kept.megabytes), kept.licence, here)
+    faces = "yes, from you" if (sources.cache() / "celeba").is_dir() else "no: --from FOLDER"
+    table.add_row("celeba", "faces, by whose they are, that you have", "2,250", "research only", faces)
     out.print(table)
     print(
         f"kept in {sources.cache()} (FEDSADDLE_DATA names another folder); get one with: fedsaddle data mnist"
     )
     for name, kept in sources.CATALOGUE.items():
         print(f"{name} can come from: {', '.join(source.name for source in kept.sources)}")
+
+
+def _keep_faces(names: list[str], folder: Path | None) -> None:
+    """CelebA may not be passed on by anybody: a person has it, and it is converted once."""
+    if names != ["celeba"] or folder is None:
+        raise BadInput("faces are a person's to download: say fedsaddle data celeba --from FOLDER, by itself")
+    from fedsaddle.data import celeba
+
+    kept = celeba.keep(folder)
+    print(
+        f"{kept.pictures:,} faces of {kept.people:,} people, {kept.tested:,} of them to test on, are in "
+        f"{kept.path}\nsha256   {kept.sha256}"
+    )
 
 
 def _downloads() -> Progress:

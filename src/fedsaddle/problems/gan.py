@@ -109,7 +109,8 @@ class GAN(OnDevices):
     seed: Seed = 0  # of the partition
     # Of each class's training pictures, kept from the clients to choose settings by:
     validation_share: Annotated[float, Range(least=0, below=1)] = 0.0
-    path: str = ""  # of CelebA's folder; by default, celeba in the data cache
+    path: str = ""  # of a folder of faces; by default, what `fedsaddle data celeba --from FOLDER` keeps
+    sha256: str = ""  # of these faces; if given, others are refused
     inception: str = ""  # a TorchScript file; by default, what `fedsaddle data inception` gets
     _local: Local = field(default_factory=Local, init=False, repr=False, compare=False)
 
@@ -129,6 +130,9 @@ class GAN(OnDevices):
         if self.judge != "inception" and (self.dataset, self.judge) not in judges.RECIPES:
             able = [size for name, size in judges.RECIPES if name == self.dataset] + ["inception"]
             raise BadInput(f"judge {self.judge} does not know {self.dataset}; what does: {', '.join(able)}")
+        if self.dataset == "celeba" and self.sha256 not in ("", *self.data.sha256):
+            now = ", ".join(self.data.sha256)
+            raise BadInput(f"the faces have changed: their sha256 is {now}, not {self.sha256}")
         fits = PLAYERS[self.network][2]
         shape = tuple(self.data.inputs.shape[1:])
         if fits != shape:
@@ -147,7 +151,10 @@ class GAN(OnDevices):
     @property
     def pinned(self) -> dict[str, str]:
         """What an experiment has to say to mean the same files again."""
-        found = {"path": str(celeba.folder_of(self.path).resolve())} if self.dataset == "celeba" else {}
+        found = {}
+        if self.dataset == "celeba":
+            found = {"path": str(celeba.folder_of(self.path).resolve())}
+            found |= dict(zip(("sha256",), self.data.sha256, strict=False))
         return found | ({"inception": str(Path(self.inception).resolve())} if self.inception else {})
 
     @property
@@ -157,7 +164,7 @@ class GAN(OnDevices):
         if self.validation_share:
             idle.pop("seed", None)
         if self.dataset != "celeba":
-            idle["path"] = f"it is of celeba, not of {self.dataset}"
+            idle["path"] = idle["sha256"] = f"it is of celeba, not of {self.dataset}"
         if not self.rule.bounded:
             idle["penalty"] = f"it is of objective wasserstein, not of {self.objective}"
         if self.judge == "inception":
@@ -321,10 +328,9 @@ class GAN(OnDevices):
         judge, real = self._judge(device)
         rows = self.data.inputs
         some = rows[torch.arange(min(self.samples, len(rows))) * len(rows) // min(self.samples, len(rows))]
-        found = self.scored(judge, judges.look(judge, some, device), {"": real[""]})
-        if judge.probabilities is not None:
-            found |= self.scored(judge, judges.look(judge, self.data.test_inputs, device), {})
-        return found
+        near = self.scored(judge, judges.look(judge, some, device), {"": real[""]})
+        own = self.scored(judge, judges.look(judge, self.data.test_inputs, device), {})
+        return near | own
 
     def scored(self, judge: Judge, features: Tensor, real: dict[str, scores.Moments]) -> dict[str, float]:
         """Inception Score, if the judge tells classes, and Frechet distances, or FID, to these moments."""

@@ -85,17 +85,19 @@ AGAINST = ("rival", "common_seeds", "difference", "p_value", "p_holm", "unequal"
 
 
 def _summary(series: Sequence[Series], metrics: Sequence[str]) -> Iterable[list[object]]:
-    measured = ("final", "best", "area", "floats_up", "late", "seconds")
+    measured = ("final", "best", "last", "area", "floats_up", "late", "seconds")
     header = ["metric", "algorithm", "seeds", "seeds_alive", "rounds", "rounds_reached"]
     header += [f"{name}_{what}" for name in measured for what in ("mean", "std")]
-    yield [*header, "abandoned", "diverged", "collapsed", "standing", *AGAINST]
+    dead = ("dead", "dead_low", "dead_high")
+    yield [*header, "final_median", "abandoned", "diverged", "collapsed", *dead, "standing", *AGAINST]
     for metric in metrics:
         for one in findings(series, metric):
             values = [spread(list(getattr(one, name).values())) for name in measured]
             yield [
                 *(metric, one.label, one.seeds, len(one.final), one.rounds, one.reached),
                 *(cell for value in values for cell in ((value.mean, value.std) if value else ("", ""))),
-                *(one.abandoned, one.diverged, one.collapsed, one.standing),
+                *(one.median, one.abandoned, one.diverged, one.collapsed),
+                *(one.dead.number, one.dead.low, one.dead.high, one.standing),
                 *(one.against or [""] * len(AGAINST)),
             ]
 

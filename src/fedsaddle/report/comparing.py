@@ -3,28 +3,30 @@
 Final values are compared pair by pair over the seeds that both have: a two-sided paired t-test for every
 pair, all of them corrected together by Holm's rule. So whoever is picked out of the table afterwards, such
 as the best, was already accounted for. Values over decades are compared by their logarithms: one seed's
-0.01 would hide what 0.0001 and 0.00001 have to say.
+0.01 would hide what 0.0001 and 0.00001 have to say. Where a seed has collapsed an outcome has two modes, and
+no test of means is made: what there is to say is how many died, and how the others did (the median).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
 from scipy.special import stdtr
 
 from fedsaddle.metric import Metric
 from fedsaddle.report.reading import Series
-from fedsaddle.report.statistics import Frame, area, deviation, short_count, spread
+from fedsaddle.report.statistics import Frame, Share, area, deviation, share, short_count, spread
 
 LEVEL = 0.05  # a corrected p below this tells two algorithms apart
 FEWEST_SEEDS = 3  # that a test is made of
 FEW_SEEDS = 5  # with fewer, all rests on differences that are normal, and nothing shows that they are
 ALIKE = 1.1  # times as many floats are still the same budget
+LAST = 5  # evaluations whose mean says where a seed has settled
 
 
 class Comparison(NamedTuple):
@@ -69,10 +71,26 @@ class Finding:
     abandoned: int  # rounds
     diverged: int  # seeds
     collapsed: int | None  # seeds, where the metric has a chance level
+    last: dict[int, float] = field(default_factory=dict)  # the mean of the last evaluations, LAST of them
     against: Comparison | None = None  # the best of the others
     # best: ahead of all others; level: not told apart from the first; behind it; untested, for want of seeds
     # or of equal budgets; nothing, where there is nobody to compare with.
     standing: str = ""
+
+    @property
+    def median(self) -> float | None:
+        """Of the final values."""
+        return median(self.final.values()) if self.final else None
+
+    @property
+    def two_modes(self) -> bool:
+        """Whether some seeds collapsed and others did not: a mean of these is nobody's outcome."""
+        return 0 < (self.collapsed or 0) < len(self.final)
+
+    @property
+    def dead(self) -> Share:
+        """The seeds that diverged or collapsed."""
+        return share(self.diverged + (self.collapsed or 0), max(self.seeds, 1))
 
 
 def common_budget(series: Sequence[Series]) -> int:
@@ -147,6 +165,7 @@ def _finding(series: Series, metric: str, equal: int) -> Finding:
         abandoned=series.abandoned,
         diverged=sum(bool(lane.diverged) for lane in series.lanes),
         collapsed=None if meant.chance is None else sum(map(meant.collapsed, final.values())),
+        last={seed: fmean(p.metrics[metric] for p in points[-LAST:]) for seed, points in curves.items()},
     )
 
 
@@ -163,7 +182,8 @@ def _pairs(found: Sequence[Finding], terms: dict[str, dict[str, str]]) -> dict[t
             continue
         values = [(one.final[seed], other.final[seed]) for seed in common]
         tested = [(math.log(a), math.log(b)) for a, b in values] if ratios else values
-        p = paired_t_test(tested) if len(values) >= FEWEST_SEEDS else None
+        tells = len(values) >= FEWEST_SEEDS and not (one.two_modes or other.two_modes)
+        p = paired_t_test(tested) if tells else None
         unequal = _unequal(one, other, terms[one.label], terms[other.label])
         difference, size = fmean(a - b for a, b in values), max(abs(a) + abs(b) for a, b in values)
         if abs(difference) <= 1e-12 * size:  # rounding
@@ -239,12 +259,12 @@ def verdict(found: Sequence[Finding], name: str, metric: Metric) -> str:
         if some := [one.label for one in ended[1:] if one.standing == standing]:
             parts.append(told.format(_named(some)))
     open = [one for one in ended[1:] if one.standing in ("untested", "")]
-    for one, why in _reasons(open).items():
+    for one, why in _reasons(open, first).items():
         parts.append(f"and nothing can be said of {_named(why)} ({one})")
     return f"{', '.join(parts)}."
 
 
-def _reasons(open: Sequence[Finding]) -> dict[str, list[str]]:
+def _reasons(open: Sequence[Finding], rival: Finding) -> dict[str, list[str]]:
     """Why nothing can be said of some."""
     found: dict[str, list[str]] = {}
     for one in open:
@@ -255,6 +275,8 @@ def _reasons(open: Sequence[Finding]) -> dict[str, list[str]]:
             why = f"unequal chances: {told.unequal}"
         elif told.seeds < FEWEST_SEEDS:
             why = f"{_counted(told.seeds, 'seed')} in common, and a test needs {FEWEST_SEEDS}"
+        elif one.two_modes or rival.two_modes:
+            why = "seeds collapsed: a test of means says nothing of two modes"
         else:
             why = "the same difference for every seed" if told.difference else "the same values"
         found.setdefault(why, []).append(one.label)

@@ -275,7 +275,9 @@ def _row(finding: Finding) -> dict[str, Any]:
     against = finding.against
     return {
         **{name: getattr(finding, name) for name in counts},
-        **{name: _told(getattr(finding, name)) for name in ("final", "best", "area")},
+        **{name: _told(getattr(finding, name)) for name in ("final", "best", "last", "area")},
+        "median": _digits(finding.median),
+        "dead": {name: _digits(value) for name, value in finding.dead._asdict().items()},
         "against": against and {name: _digits(value) for name, value in against._asdict().items()},
     }
 

@@ -38,6 +38,25 @@ def deviation(values: Collection[float]) -> float | None:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
+class Share(NamedTuple):
+    """So many of some, and Wilson's interval for the part of all: what few seeds say of many."""
+
+    number: int
+    of: int
+    low: float
+    high: float
+
+
+def share(number: int, of: int) -> Share:
+    """At 95 %."""
+    z2 = 1.959964**2
+    middle, part = of + z2, number / of
+    half = math.sqrt(z2 * (part * (1 - part) * of + z2 / 4))
+    # At none and at all of them an end is 0 or 1, which rounding might miss.
+    low, high = (number + z2 / 2 - half) / middle, (number + z2 / 2 + half) / middle
+    return Share(number, of, low if number else 0.0, high if number < of else 1.0)
+
+
 # --- curves ----------------------------------------------------------------------------------------------
 
 
