@@ -70,7 +70,7 @@ class Scaled:
         self.folder, self.run, experiment = folder, folder / "run", folder / "experiment.toml"
         experiment.write_text(text)
         keys.make(folder / "keys", keys_for)
-        place = f"127.0.0.1:{deploy.free_port()}"
+        self.place = place = f"127.0.0.1:{deploy.free_port()}"
         serve = ["serve", experiment, "--keys", folder / "keys" / "server", "--listen", place]
         self.serve = self._start("server", "-m", "fedsaddle", *serve, "--out", self.run)
         self.nodes = self._start(

@@ -28,7 +28,7 @@ from fedsaddle.flower._flwr import Signature
 from test_flower import NINE, Fleet, descendants, experiment, only, told, wait_for
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in what Flower itself depends on
-FETCH, ANSWER = post.FETCH, post.ANSWER + "0" * 32
+HERE, LEAVE, FETCH, ANSWER = (call + "0" * 32 for call in (post.HERE, post.LEAVE, post.FETCH, post.ANSWER))
 
 
 # --- the post -----------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ class Clock:
 def office():
     one = post.Post(Clock())
     for node in (1, 2):
-        one.hear_of(node)
+        one.hear_of(node, "first")
     one.send([post.Sent("a", 1, 10.0, [b"x", b"y"]), post.Sent("b", 2, 10.0, [b"z", b"y"])])
     return one
 
@@ -66,19 +66,27 @@ def test_what_nobody_will_answer_is_said_to_be_gone(office):
     office.leave(1)
     office.leave(2)
     assert office.collect(["a", "b", "c"])[0] == {"b": b"before it went"}
+    office.hear_of(1, "second")
+    office.hear_of(2, "second")
     office.send([post.Sent("d", 1, 5.0, []), post.Sent("e", 2, 500.0, [])])
-    office.hear_of(1)
-    office.hear_of(2)
     office.clock.now = 6.0
     assert office.next(1) is None  # too old
     assert office.answer(1, "d", b"") == post.GONE
     office.clock.now = 80.0
-    office.hear_of(1)
+    office.hear_of(1, "second")
     office.clock.now = 100.0
     assert office.online() == {1}
     assert office.collect(["e"]) == ({}, ["e"])  # no sign of life of node 2
     office.send([])
     assert office.letters == {}
+
+
+def test_a_key_is_of_one_device_at_a_time(office):
+    assert not office.hear_of(1, "another")
+    assert office.hear_of(1, "first")
+    office.clock.now = post.LAPSE + 1
+    assert office.hear_of(1, "another")
+    assert office.letters["a"].lost  # the first has it, if anybody
 
 
 def test_a_collection_is_cut_off_and_goes_on(office):
@@ -91,6 +99,7 @@ def test_a_collection_is_cut_off_and_goes_on(office):
 def test_a_look_is_held_open_until_there_is_a_letter(office, monkeypatch):
     async def looks():
         stays, goes = asyncio.Future(), asyncio.Future()
+        office.hear_of(3, "only")
         first = asyncio.ensure_future(office.fetch(3, stays))
         await asyncio.sleep(0.01)
         assert not first.done()
@@ -124,10 +133,7 @@ OWN = Signature(KEY)
 
 @pytest.fixture
 def outside():
-    async def inside(scope, receive, send):
-        raise AssertionError("it was let through")
-
-    one = door.Outside(inside, post.Post(), door.Visitors(8), 1000)
+    one = door.Outside(post.Post(), door.Visitors(8), 1000)
     one.members = door.members({OWN.public.decode(): (0, 77)})
     return one
 
@@ -141,13 +147,14 @@ def ask(outside, path, method="POST", length=b"10", key=OWN, **more):
 
 
 def test_only_a_nodes_paths_are_open(outside):
-    for path in (FETCH, ANSWER, "/v1/fleet/activate-node", "/v1/fleet/send-node-heartbeat"):
+    for path in (HERE, LEAVE, FETCH, ANSWER):
         assert ask(outside, path) == (200, "")
         assert ask(outside, path, method="GET")[0] == 403
     for path in (
         *("/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/register-node", "/docs", "/", ""),
         *("/v1/fleet/push-messages", "/v1/fleet/pull-messages", "/v1/fleet/push-object", "/v1/fleet/get-fab"),
         *("/v1/fleet/../control/start-run", "//v1/control/start-run", "/post/send", "/v1/post/send"),
+        *("/v1/fleet/activate-node", "/v1/post/fetch", "/v1/post/fetch/a/b", "/v1/post/"),
     ):
         assert ask(outside, path) == (403, ""), path
     outside.members = {}
@@ -155,7 +162,7 @@ def test_only_a_nodes_paths_are_open(outside):
 
 
 def test_a_body_is_bounded_before_it_is_read(outside):
-    for path, most in ((FETCH, 16384), ("/v1/fleet/activate-node", 16384), (ANSWER, 1000)):
+    for path, most in ((FETCH, 16384), (HERE, 16384), (ANSWER, 1000)):
         assert ask(outside, path, length=str(most).encode())[0] == 200
         for bad in (str(most + 1).encode(), b"-1", b"9" * 5000, "²".encode(), None):
             assert ask(outside, path, length=bad)[0] == 413
@@ -361,7 +368,7 @@ def test_strangers_cannot_keep_others_out(fleet):
 
 
 def test_websockets_are_off(fleet):
-    upgrade = "GET /v1/post/fetch HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    upgrade = "GET /v1/post/fetch/0 HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     more = "sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     with tls(fleet) as secure:
         secure.sendall((upgrade + more).encode())
@@ -380,7 +387,7 @@ def test_a_device_can_neither_flood_the_server_nor_speak_for_others(fleet):
 
         for call in ("push-messages", "push-object", "pull-messages"):  # an envelope of 10,000 objects
             assert status(f"/v1/fleet/{call}", large) == 403
-        for path in (FETCH, "/v1/fleet/send-node-heartbeat"):
+        for path in (FETCH, HERE, LEAVE):
             assert status(path, large) == 413
         for _ in range(50):  # what nobody has asked for is not kept
             assert status(ANSWER, large) == post.GONE

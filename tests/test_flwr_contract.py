@@ -30,11 +30,10 @@ from fedsaddle.flower.keys import CURVE
 
 try:
     from fedsaddle.flower import _flwr, door, keys, link, node, post
-    from fedsaddle.flower.door import FLEET_PATHS
     from fedsaddle.flower.grid import PostGrid
     from fedsaddle.flower.post import Post
 except ImportError:  # says of one name that it is gone; the tests below say it of all
-    _flwr = door = keys = link = node = post = PostGrid = FLEET_PATHS = Post = None
+    _flwr = door = keys = link = node = post = PostGrid = Post = None
 
 WRITTEN_FOR = "1.41.0"
 ROOT = Path(__file__).parent.parent
@@ -111,7 +110,6 @@ CALLS = {
     "SuperLinkLifespan": ("config state_factory", ""),  # create_app makes it
     "create_app": ("config superlink_lifespan_class", ""),
     "HttpGrid": ("", "insecure token"),
-    "FleetHttpClient": ("base_url", "interceptors"),
     "SuperLinkLifespanConfig": (
         "",
         "control_address health_server_address host port insecure certificates superexec_auth_secret "
@@ -121,7 +119,6 @@ CALLS = {
     ),
 }
 METHODS = {
-    ("FleetHttpClient", "from_server_address"): "server_address insecure root_certificates interceptors",
     ("HttpGrid", "set_run"): "self run",
     ("HttpGrid", "push_messages"): "self messages",  # these three are ours, as Flower calls them
     ("HttpGrid", "pull_messages"): "self message_ids",
@@ -167,13 +164,8 @@ RPCS = {
         "PushTaskOutput": ("PushTaskOutputRequest", "sub_status details", ""),
         "SendTaskHeartbeat": ("SendTaskHeartbeatRequest", "", ""),
     },
-    "fleet": {
-        "ActivateNode": ("ActivateNodeRequest", "public_key heartbeat_interval", "node_id"),
-        "DeactivateNode": ("DeactivateNodeRequest", "node_id", ""),
-        "SendNodeHeartbeat": ("SendNodeHeartbeatRequest", "node.node_id heartbeat_interval", ""),
-    },
 }
-CLIENTS = {"control": "ControlHttpClient", "runtime": "RuntimeHttpClient", "fleet": "FleetHttpClient"}
+CLIENTS = {"control": "ControlHttpClient", "runtime": "RuntimeHttpClient"}
 
 
 def assert_fields(name: str, message: type, paths: str) -> None:
@@ -200,17 +192,6 @@ def test_requests_and_responses(api, method):
 def test_messages_without_a_call_of_their_own():
     assert_fields("Fab", find("Fab"), "hash_str content")
     assert_fields("Message", find("message_pb2").Message, "metadata content.items.key error")
-    assert_fields("Node", find("Node"), "node_id")
-
-
-def test_a_node_calls_the_paths_that_are_open(monkeypatch):
-    paths = set()
-    kind = find("FleetHttpClient")
-    monkeypatch.setattr(kind, "_unary_unary", lambda self, *, path, **more: paths.add(path))
-    client = kind("http://nowhere")
-    for name in RPCS["fleet"]:
-        getattr(client, name)(None)
-    assert paths == FLEET_PATHS, changed("FleetHttpClient", f"its paths are {sorted(paths)}")
 
 
 # --- constants, exceptions, variables -----------------------------------------------------------------------
@@ -289,7 +270,7 @@ def test_flower_still_reads_what_keeps_it_quiet():
 
 
 def test_every_private_name_is_held_to_something():
-    held = {*CALLS, *CONSTANTS, *TEXTS, "Fab", "message_pb2", "Node", "TaskIdentity"}
+    held = {*CALLS, *CONSTANTS, *TEXTS, "Fab", "message_pb2", "TaskIdentity"}
     held |= {request for calls in RPCS.values() for request, _, _ in calls.values()}
     private = {name for name, module in HOME.items() if module not in PUBLIC}
     assert private <= held, f"say in this file what is relied on: {sorted(private - held)}"
@@ -318,11 +299,11 @@ def superlink(tmp_path, monkeypatch):
         lambda **told: client(transport=Inside(uds=str(socket)), base_url=told.get("base_url", "")),
     )
     flower = _flwr.superlink(tmp_path / "link.db", ("127.0.0.1", 1))
-    outside = door.Outside(flower, Post(), door.Visitors(8), 100_000)
+    outside = door.Outside(Post(), door.Visitors(8), 100_000)
     inside = link.Inside(flower, outside)
 
     async def both(scope, receive, send):
-        nodes = scope.get("path", "").startswith(("/v1/fleet/", "/v1/post/"))
+        nodes = scope.get("path", "").startswith("/v1/post/")
         await (outside if nodes else inside)(scope, receive, send)
 
     server = uvicorn.Server(uvicorn.Config(both, uds=str(socket), ws="none", log_level="warning"))
@@ -443,22 +424,25 @@ def test_a_message_is_its_parts_strung_together():
 
 def test_strangers_are_not_let_in(superlink, grid, line):
     line.signature = _flwr.Signature(ec.generate_private_key(CURVE))
-    response = line.post(post.FETCH)
+    response = line.post(post.FETCH + line.session)
     assert (response.status_code, response.text) == (401, "no registered key")
 
 
 def test_a_node_that_was_killed_says_so_afterwards(grid, line, tmp_path):
+    """Only its own next start can: while it lives, its key is in use."""
     memo = tmp_path / "memo"
     killed = node.online(line, memo)
     number = killed.__enter__()
-    assert memo.read_text() == str(number)
-    line.fetch(1000)
     (sent,) = grid.push_messages([letter(number)])
-    with node.online(line, memo) as again:
+    other = node.Line(line.address)
+    taken = other.post(post.FETCH + other.session)
+    assert (taken.status_code, other.refused(taken)) == (post.TWICE, True)
+    assert "another device is there with its key" in taken.text
+    with node.online(other, memo) as again:
         assert again == number
-        line.fetch(1000)
         (gone,) = grid.pull_messages([sent])
         assert gone.error.code == _flwr.ErrorCode.NODE_UNAVAILABLE
+    other.close()
 
 
 def test_a_clock_that_is_wrong_is_put_right_by_the_servers(superlink, grid, line, tmp_path):

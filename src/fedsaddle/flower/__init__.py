@@ -6,10 +6,12 @@
     server      the ServerApp: real arrivals, the same Quorum, the same aggregation
     playing     one lane's round on those arrivals
     usual       how large updates are, and which are none of the run's
-    grid        its end of the wire: an answer is handed out once all of it is there
-    link        the SuperLink, of which only the fleet's paths are reachable from outside
+    post        messages on their way, whole and in memory
+    grid        the ServerApp's end of the post
+    door        who may come to the post from outside, how many, for how long, and with how much
+    link        the SuperLink, of which nothing but the post can be reached from outside
     store       the SuperLink's database, put aside if it is damaged
-    node        one device: its connection to the server
+    node        one device: its connection to the post
     keys        certificates and node keys
     deploy      `serve`, `join` and `local`: who starts what
     journal     what is said, with the time, and an audit log
@@ -17,9 +19,9 @@
     supervise   processes that are started, watched and ended together
     _flwr       all that is imported from Flower
 
-No algorithm knows any of this. Flower brings the transport, the nodes' authentication and the store of
-messages; FedSaddle's own processes take the place of Flower's executors, so that no side ever runs code
-that came over the wire.
+No algorithm knows any of this. Flower brings messages, apps, runs, and the list of registered nodes;
+FedSaddle's post carries the messages, and its processes take the place of Flower's executors, so that no side
+ever runs code that came over the wire.
 """
 
 from __future__ import annotations

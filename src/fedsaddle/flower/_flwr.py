@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import time
 from base64 import b64encode
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,12 +49,6 @@ from flwr.proto.control_pb2 import (  # the control API's calls
     UnregisterNodeRequest,
 )
 from flwr.proto.fab_pb2 import Fab  # the empty app on its way to the SuperLink
-from flwr.proto.fleet_pb2 import (  # the fleet API's calls
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest  # a node says that it lives
-from flwr.proto.node_pb2 import Node  # who does
 from flwr.proto.runtime_pb2 import (  # the runtime API's calls
     AcquireTaskRequest,
     PullTaskInputRequest,
@@ -81,7 +74,6 @@ from flwr.superlink.config_loader import (  # the SuperLink's settings
 )
 from flwr.superlink.grid import HttpGrid  # a ServerApp's end of the wire
 from flwr.superlink.main import create_app  # the SuperLink itself
-from flwr.supernode.fleet_http_client import FleetHttpClient  # who is online
 
 __all__ = [
     "ClientApp",
@@ -276,28 +268,3 @@ class Signature:
             TIMESTAMP_HEADER: stamp,
             FLEET_HTTP_SIGNATURE_HEADER: b64encode(signed).decode("ascii"),
         }
-
-    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
-        """As Flower's clients call it."""
-        context.request.headers.update(self.headers())
-        return call_next(context)
-
-
-def fleet_client(server: str, ca: bytes, signature: Signature) -> FleetHttpClient:
-    """By which a node tells Flower that it is online."""
-    return FleetHttpClient.from_server_address(server, False, ca, [signature])
-
-
-def activate_node(client: FleetHttpClient, signature: Signature, seconds: float) -> int:
-    """Be online, with a sign of life at least every so many seconds; the node's number."""
-    request = ActivateNodeRequest(public_key=signature.public, heartbeat_interval=seconds)
-    return int(client.ActivateNode(request).node_id)
-
-
-def send_heartbeat(client: FleetHttpClient, node: int, seconds: float) -> None:
-    client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=seconds))
-
-
-def deactivate_node(client: FleetHttpClient, node: int) -> None:
-    """Say that a node is no longer online."""
-    client.DeactivateNode(DeactivateNodeRequest(node_id=node))

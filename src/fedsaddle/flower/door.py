@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedsaddle.flower._flwr import KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER
-from fedsaddle.flower.post import ANSWER, FETCH, Post
+from fedsaddle.flower.post import ANSWER, FETCH, HERE, LEAVE, TWICE, Post
 
 HEADER = 16 << 10  # bytes of a request's line and headers
 SMALL = 16 << 10  # bytes of a body that carries no floats
@@ -37,9 +37,6 @@ OF_NODE = 4  # connections of one registered node
 RESERVED = 64  # file descriptors that the server needs for itself
 AHEAD, BEHIND = 5.0, 300.0  # seconds that a signature's time may be off
 QUIET = 60.0  # seconds before the same line is said again
-
-FLEET = "/v1/fleet/"
-FLEET_PATHS = frozenset(FLEET + call for call in ("activate-node", "deactivate-node", "send-node-heartbeat"))
 
 Scope = MutableMapping[str, Any]
 ASGIEvent = MutableMapping[str, Any]
@@ -201,39 +198,39 @@ def members(told: Mapping[str, tuple[int, int]]) -> dict[bytes, Member]:
 
 @dataclass
 class Outside:
-    """Lets through what a registered node may ask for, and nothing else."""
+    """Lets registered nodes to the post, and nobody else anywhere."""
 
-    inside: Serve  # Flower's
     post: Post
     visitors: Visitors
     most: int  # bytes of an answer
     members: dict[bytes, Member] = field(default_factory=dict)  # nobody, until they are registered
     said: dict[str, float] = field(default_factory=dict)
 
+    def admit_members(self, told: Mapping[str, tuple[int, int]]) -> None:
+        """Open the door to these, and to nobody else."""
+        self.members = members(told)
+        if len(told) > self.visitors.most // 2:
+            self.note(f"{len(told)} devices may join; raise the limit of open files for as many connections")
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return  # the inner door looks after that
         member, status, why = self.look_at(scope)
-        if why:
-            self.note(f"refused: {why}")
-        if member is None:
-            await say(send, status, why.encode())
-            return
-        path = scope["path"]
-        if path == FETCH:
-            await self.fetch(member, receive, send)
-        elif path in FLEET_PATHS:
-            await self.pass_on(member, path, scope, receive, send)
-        elif (body := await body_of(receive)) is not None:
-            await say(send, self.post.answer(member.node, path.removeprefix(ANSWER), body))
+        body = None if member is None else await body_of(receive)
+        if member is not None and body is not None:
+            call, _, name = scope["path"].rpartition("/")
+            status, why = self.hear(member, call + "/", name, body)
+            if status == 200 and call + "/" == FETCH:
+                await self.fetch(member, receive, send)
+                return
+        if status not in (200, 403, 503):
+            self.note(f"refused: {why or f'{member}: {status}'}")
+        await say(send, status, why.encode())
 
     def look_at(self, scope: Scope) -> tuple[Member | None, int, str]:
         """Who asks; or nobody, with a status and perhaps a reason. Only headers are looked at."""
-        path, headers = scope.get("path", ""), scope.get("headers", [])
-        answer = path.startswith(ANSWER)
-        if scope["type"] != "http" or scope["method"] != "POST":
-            return None, 403, ""
-        if not (answer or path == FETCH or path in FLEET_PATHS):
+        headers, call = scope.get("headers", []), scope.get("path", "").rpartition("/")[0] + "/"
+        if scope["type"] != "http" or scope["method"] != "POST" or call not in (HERE, LEAVE, FETCH, ANSWER):
             return None, 403, ""
         if not self.members:  # yet: a node would be turned away
             return None, 503, ""
@@ -241,38 +238,29 @@ class Outside:
         if isinstance(member, str):
             return None, 401, member
         self.visitors.introduce(tuple(scope["client"] or ()), named(headers, KEY_HEADER))
-        if not fits(headers, self.most if answer else SMALL):
-            return None, 413, f"{member}: too long for {path[:40]}"
+        if not fits(headers, self.most if call == ANSWER else SMALL):
+            return None, 413, f"{member}: too long for {call}"
         return member, 200, ""
 
+    def hear(self, member: Member, call: str, name: str, body: bytes) -> tuple[int, str]:
+        """Do what a node asks for, but for a look, which takes time: a status, and a word."""
+        if call == ANSWER:
+            return self.post.answer(member.node, name, body), ""
+        if call == LEAVE:
+            if self.post.sessions.get(member.node) == name:
+                self.post.leave(member.node)
+            return 200, ""
+        if not self.post.hear_of(member.node, name[:64]):
+            return TWICE, f"{member}: another device is there with its key"
+        return 200, str(member.node)
+
     async def fetch(self, member: Member, receive: Receive, send: Send) -> None:
-        if await body_of(receive) is None:
-            return
-        left = asyncio.ensure_future(receive())  # nothing more comes than that the node has gone
+        left = asyncio.ensure_future(receive())  # nothing more comes than that the connection is lost
         try:
             letter = await self.post.fetch(member.node, left)
         finally:
             left.cancel()
         await (say(send, 204) if letter is None else say(send, 200, *letter.parts))
-
-    async def pass_on(self, member: Member, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """What Flower sees to: who is online, and with which key."""
-
-        async def watched(event: ASGIEvent) -> None:
-            if event["type"] == "http.response.start":
-                self.follow(member, path, event["status"])
-            await send(event)
-
-        await self.inside(scope, receive, watched)
-
-    def follow(self, member: Member, path: str, status: int) -> None:
-        """Note what Flower has said to a node."""
-        if not 200 <= status < 300:
-            self.note(f"refused: {member}: {path} gave {status}")
-        elif path == FLEET + "send-node-heartbeat":
-            self.post.hear_of(member.node)
-        else:
-            self.post.leave(member.node)
 
     def identify(self, headers: Headers, now: datetime) -> Member | str:
         """Who asks, or why that is not believed."""

@@ -1,8 +1,8 @@
 """The SuperLink: Flower's own, and the post, listening at two doors.
 
-From outside only a few paths can be reached (door.py), over TLS, by nodes whose keys are registered. Flower's
-control API, by which whoever reaches it could run anything, the ServerApp's API and its side of the post are
-behind a Unix socket in a folder that only this user can enter.
+From outside only the post can be reached (door.py), over TLS, by nodes whose keys are registered. Flower's
+APIs, by which whoever reaches them could run anything, and the ServerApp's side of the post are behind a Unix
+socket in a folder that only this user can enter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Inside:
             return
         body = await door.body_of(receive) or b""
         if path == "/post/members":
-            self.outside.members = door.members(json.loads(body))
+            self.outside.admit_members(json.loads(body))
             await door.say(send, 200)
         else:
             await door.say(send, 200, asked(self.outside.post, path, body))
@@ -53,7 +53,7 @@ def listen(
 ) -> None:
     """Run the SuperLink at both doors until the process is ended."""
     flower = _flwr.superlink(database, address)
-    outside = door.Outside(flower, Post(), door.Visitors(door.capacity()), 2 * largest + OVERHEAD)
+    outside = door.Outside(Post(), door.Visitors(door.capacity()), 2 * largest + OVERHEAD)
     config = partial(uvicorn.Config, http="h11", ws="none", log_level="warning", server_header=False)
     inner = uvicorn.Server(config(Inside(flower, outside), uds=str(socket)))
     outer = uvicorn.Server(

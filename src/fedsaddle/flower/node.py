@@ -1,7 +1,7 @@
 """One device's connection to the server: fetch a message, answer it, fetch the next.
 
-It tells Flower that it is online, as Flower's SuperNode does, and gets its messages from the post. It answers
-by FedSaddle's ClientApp in this very process. A SuperNode starts a Python process for each message, which
+It gets its messages from the post, and answers by FedSaddle's ClientApp in this very process. Flower's own
+SuperNode starts a Python process for each message, which
 costs seconds, and runs the app that the server sends; here nothing that comes from the server is ever run.
 
 A device never gives up by itself. While the server is away, or does not let it in, it says so once and asks
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import secrets
 import ssl
 import threading
 import time
@@ -32,20 +33,16 @@ from fedsaddle.flower._flwr import (
     Message,
     RecordDict,
     Signature,
-    activate_node,
-    deactivate_node,
-    fleet_client,
     message_of,
     parts_of,
-    send_heartbeat,
 )
 from fedsaddle.flower.journal import say
-from fedsaddle.flower.post import ANSWER, FETCH, GONE, HOLD, TAKEN, TWICE
+from fedsaddle.flower.post import ANSWER, FETCH, GONE, HERE, HOLD, LEAVE, TAKEN, TWICE
 from fedsaddle.flower.wire import OVERHEAD
 
 App = Callable[[Message, Context], Message]
 
-BEAT = 45.0  # seconds between signs of life; the server believes in a node for twice as long
+BEAT = 30.0  # seconds between signs of life while it computes; else its looks for messages are such
 PAUSE, LONGEST = 1.0, 120.0  # seconds before the first and the later tries, while the server is away
 APART = 2.0  # seconds that clocks may differ without a word
 REASON_LENGTH = 400  # characters
@@ -68,6 +65,8 @@ class Line:
     say: Callable[[str], None] = say
     signature: Signature = field(init=False)
     trouble: str = ""  # why the server could not be asked, as it was last said
+    busy: bool = False  # with an answer
+    session: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def __post_init__(self) -> None:
         self.signature = Signature(self.address.key)
@@ -76,35 +75,35 @@ class Line:
         self.client = httpx.Client(
             base_url=f"https://{self.address.server}", verify=self.tls, timeout=HOLD + 10.0
         )
-        self.fleet = fleet_client(self.address.server, self.address.ca.read_bytes(), self.signature)
 
     def close(self) -> None:
         self.client.close()
-        self.fleet.close()
 
-    def until_done(self, call: Callable[[], httpx.Response | int]) -> httpx.Response | int:
-        """What a call gives, however long the server is away or refuses it."""
+    def until_done(self, call: Callable[[], httpx.Response]) -> httpx.Response:
+        """What a call gives, however long the server is away or does not let this device in."""
         pause = PAUSE
         while True:
             try:
-                result = call()
-                if isinstance(result, httpx.Response):
-                    refused = result.status_code == HTTPStatus.UNAUTHORIZED or result.status_code >= 500
-                    if refused:
-                        raise httpx.HTTPStatusError("", request=result.request, response=result)
-            except httpx.HTTPStatusError as error:
-                if self.set_clock(error.response):
-                    continue
-                self.tell(f"does not let this device in: {_why(error.response)}")
+                response = call()
             except (httpx.HTTPError, OSError) as error:
                 self.tell(f"is away: {error or type(error).__name__}")
             else:
-                if self.trouble:
-                    self.say(f"the server at {self.address.server} is there again")
-                self.trouble = ""
-                return result
+                if not self.refused(response):
+                    if self.trouble:
+                        self.say(f"the server at {self.address.server} is there again")
+                    self.trouble = ""
+                    return response
+                if self.set_clock(response):
+                    continue
+                self.tell(f"does not let this device in: {_why(response)}")
             time.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(LONGEST, 1.25 * pause)
+
+    def refused(self, response: httpx.Response) -> bool:
+        """Whether it is this device that the server does not take, and not what it says."""
+        path, status = response.request.url.path, response.status_code
+        twice = status == TWICE and not path.startswith(ANSWER)
+        return twice or status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) or status >= 500
 
     def tell(self, trouble: str) -> None:
         """Say what is wrong, once."""
@@ -135,13 +134,13 @@ class Line:
         """A message to this node, if there is one by now."""
 
         def look() -> httpx.Response:
-            with self.client.stream("POST", FETCH, content=b"", headers=self.signature.headers()) as response:
+            path, headers = FETCH + self.session, self.signature.headers()
+            with self.client.stream("POST", path, content=b"", headers=headers) as response:
                 if int(response.headers.get("content-length", 0)) <= most:
                     response.read()
                 return response
 
         response = self.until_done(look)
-        assert isinstance(response, httpx.Response)
         if response.status_code == HTTPStatus.NO_CONTENT:
             return None
         response.raise_for_status()
@@ -152,9 +151,7 @@ class Line:
     def answer(self, name: str, reply: Message) -> int:
         """Send an answer; what became of it, in HTTP's words."""
         parts = parts_of(reply)
-        response = self.until_done(lambda: self.post(ANSWER + name, *parts))
-        assert isinstance(response, httpx.Response)
-        return response.status_code
+        return self.until_done(lambda: self.post(ANSWER + name, *parts)).status_code
 
 
 def _why(response: httpx.Response) -> str:
@@ -167,27 +164,23 @@ def _why(response: httpx.Response) -> str:
 
 @contextlib.contextmanager
 def online(line: Line, memo: Path) -> Iterator[int]:
-    """Be known to Flower as a node that is there; its number, which is noted in a file.
+    """Be there; this node's number. The session is noted in a file.
 
-    A node that was killed is believed to be online, and its key to be in use: the next one says that it has
-    gone.
+    A node that was killed is believed to be there for a while, and its key to be in use: the next one says
+    that it has gone.
     """
-    with contextlib.suppress(OSError, ValueError, httpx.HTTPError):  # it never was, or is not known any more
-        deactivate_node(line.fleet, int(memo.read_text()))
-    node = line.until_done(lambda: activate_node(line.fleet, line.signature, BEAT))
-    assert isinstance(node, int)
-    memo.write_text(str(node))
+    with contextlib.suppress(OSError):
+        before = memo.read_text()
+        line.until_done(lambda: line.post(LEAVE + before[:64]))
+    node = int(line.until_done(lambda: line.post(HERE + line.session)).text)
+    memo.write_text(line.session)
     over = threading.Event()
 
     def beat() -> None:
-        while not over.wait(BEAT * random.uniform(0.7, 1.0)):
-            try:
-                send_heartbeat(line.fleet, node, BEAT)
-            except httpx.HTTPStatusError:  # another server's database may stand in its place
-                with contextlib.suppress(httpx.HTTPError):
-                    activate_node(line.fleet, line.signature, BEAT)
-            except (httpx.HTTPError, OSError, ValueError):
-                pass  # fetching says so
+        while not over.wait(BEAT):
+            if line.busy:
+                with contextlib.suppress(httpx.HTTPError, OSError):  # fetching says so
+                    line.post(HERE + line.session)
 
     threading.Thread(target=beat, daemon=True).start()
     try:
@@ -195,13 +188,13 @@ def online(line: Line, memo: Path) -> Iterator[int]:
     finally:
         over.set()
         with contextlib.suppress(httpx.HTTPError, OSError):
-            deactivate_node(line.fleet, node)
+            line.post(LEAVE + line.session)
 
 
 def attend(app: App, address: Address, largest: int, memo: Path) -> None:
     """Answer messages until this process is ended.
 
-    `largest` bounds the bytes of a message's floats. `memo` is a file in which this node notes its number.
+    `largest` bounds the bytes of a message's floats. `memo` is a file in which this node notes its session.
     """
     line = Line(address)
     with online(line, memo) as node:
@@ -211,7 +204,9 @@ def attend(app: App, address: Address, largest: int, memo: Path) -> None:
             if data is None:
                 continue
             message = message_of(data)
+            line.busy = True
             reply = answered(app, message, node)
+            line.busy = False
             status = line.answer(message.metadata.message_id, reply)
             if status not in (TAKEN, TWICE, GONE):
                 refused = f"the server has refused the answer: {HTTPStatus(status).phrase}"

@@ -22,7 +22,8 @@ HOLD = 20.0  # seconds that a look for a letter is held open
 LAPSE = 90.0  # seconds without a sign of life after which a node has gone
 COLLECT = 32 << 20  # bytes of answers after which a collection is cut off; the rest comes with the next
 
-FETCH, ANSWER = "/v1/post/fetch", "/v1/post/answer/"  # a node's paths; the second ends with a letter's name
+# A node's paths. They end with the session, which each start of a node names itself by, or a letter's name.
+HERE, LEAVE, FETCH, ANSWER = (f"/v1/post/{call}/" for call in ("here", "leave", "fetch", "answer"))
 TAKEN, TWICE, GONE = 200, 409, 410  # what becomes of an answer, in HTTP's words
 
 
@@ -54,6 +55,7 @@ class Post:
     letters: dict[str, Letter] = field(default_factory=dict)  # by name, in the order of sending
     answered: dict[str, None] = field(default_factory=dict)  # names, in the order of arrival
     seen: dict[int, float] = field(default_factory=dict)
+    sessions: dict[int, str] = field(default_factory=dict)  # of the nodes that are there
     looking: dict[int, asyncio.Event] = field(default_factory=dict)
 
     # --- the ServerApp's side ------------------------------------------------------------------------
@@ -100,12 +102,19 @@ class Post:
 
     # --- a node's side -------------------------------------------------------------------------------
 
-    def hear_of(self, node: int) -> None:
-        self.seen[node] = self.clock()
+    def hear_of(self, node: int, session: str) -> bool:
+        """A sign of life; False if another device is there with the same key."""
+        if self.sessions.get(node) != session:
+            if node in self.online():
+                return False
+            self.leave(node)
+        self.sessions[node], self.seen[node] = session, self.clock()
+        return True
 
     def leave(self, node: int) -> None:
         """A node has ended, or was started again: what it was doing is lost."""
         self.seen.pop(node, None)
+        self.sessions.pop(node, None)
         for letter in self.letters.values():
             if letter.node == node:
                 letter.lost = True
@@ -117,8 +126,7 @@ class Post:
         return next((one for one in mine if one.answer is None and not one.lost), None)
 
     async def fetch(self, node: int, left: asyncio.Future[Any]) -> Letter | None:
-        """Wait a while for a letter to this node, unless it leaves."""
-        self.hear_of(node)
+        """Wait a while for a letter to this node, unless its connection is lost."""
         event = self.looking[node] = asyncio.Event()
         letter = self.next(node)
         if letter is None:
@@ -129,12 +137,11 @@ class Post:
         if self.looking.get(node) is event:
             del self.looking[node]
             if left.done():  # and no other look of the same node has come since
-                self.seen.pop(node, None)
+                self.leave(node)
         return letter
 
     def answer(self, node: int, name: str, data: bytes) -> int:
         """Take an answer; what became of it."""
-        self.hear_of(node)
         letter = self.letters.get(name)
         if letter is None or letter.node != node or letter.lost or letter.expires <= self.clock():
             return GONE
