@@ -28,9 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-LARGEST_DOWNLOAD = (
-    1 << 30
-)  # bytes of a file, as it comes and unpacked: nothing is known of it until it is hashed
+LARGEST_DOWNLOAD = 1 << 30  # bytes of a file, as it comes and unpacked, before its hash is known
 
 Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all (0 if nobody says)
 Opened = Callable[[Path], dict[str, bytes]]  # an archive -> the dataset's files in it

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-LONGEST_LOG = (
-    1 << 24
-)  # bytes of a log; then it is put aside, and the one that was put aside before is removed
+LONGEST_LOG = 1 << 24  # bytes; then it is put aside, and the one that was put aside before is removed
 
 
 def now() -> str:

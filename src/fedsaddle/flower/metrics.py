@@ -19,9 +19,7 @@ from fedsaddle.flower import keys
 from fedsaddle.history import Told
 
 EVERY = 1.0  # seconds between what is written down
-UNHEARD = (
-    120.0  # seconds after which a server that says nothing is not well; an evaluation may take some time
-)
+UNHEARD = 120.0  # seconds after which a silent server is not well; an evaluation may take some time
 
 HELP = {
     "up": ("gauge", "Whether the server has been heard of lately."),
