@@ -275,7 +275,7 @@ def test_rounds_rise_within_a_run(nine, tmp_path):  # noqa: F811
     with pytest.raises(wire.Refused, match="policy: rounds must rise: round 6 was asked for after round 9"):
         visit(site, call(site, round=6, t=0))
     visit(site, call(site, round=6, t=0, seed=5))  # another lane
-    for _ in range(policy.AGAIN):
+    for _ in range(policy.ASKED_AGAIN):
         visit(site, call(site, round=12, t=0))
     with pytest.raises(wire.Refused, match="more than 8 times"):
         visit(site, call(site, round=12, t=0))
@@ -399,7 +399,7 @@ def test_private_keys_that_others_can_read_are_refused(tmp_path):
         ".".join(["a"] * 50_000) + " = 1",
         "[" + " . ".join(["'a b'"] * 500) + "]",
         'x = {"a"' + '."a"' * 100 + " = 1}",
-        "# " + "x" * files.LARGEST,
+        "# " + "x" * files.LARGEST_FILE,
     ],
 )
 def test_a_large_or_deep_toml_is_refused_before_it_is_read(tmp_path, text, monkeypatch):
@@ -417,7 +417,7 @@ def test_a_toml_of_ordinary_keys_is_read(tmp_path):
 
 
 def test_downloads_are_bounded_as_they_come_and_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(downloads, "LARGEST", 1000)
+    monkeypatch.setattr(downloads, "LARGEST_DOWNLOAD", 1000)
     (tmp_path / "much").write_bytes(b"0" * 1001)
     with pytest.raises(downloads.Unfit, match="more than 1000 bytes"):
         downloads.download((tmp_path / "much").as_uri(), tmp_path / "here", lambda *_: None)
@@ -440,7 +440,7 @@ def test_no_cell_of_a_report_is_a_formula():
 def test_temporary_folders_of_a_killed_process_are_removed_by_the_next(tmp_path):
     program = (
         "import os, signal, sys\nfrom fedsaddle import scratch\n"
-        "print(scratch.make('fs-', sys.argv[1]), flush=True)\nsys.stdin.read()"
+        "print(scratch.begin_folder('fs-', sys.argv[1]), flush=True)\nsys.stdin.read()"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": str(ROOT.parent / "src")}
@@ -448,14 +448,14 @@ def test_temporary_folders_of_a_killed_process_are_removed_by_the_next(tmp_path)
     left = Path(one.stdout.readline().strip())
     stranger = tmp_path / "fs-strangers"
     stranger.mkdir()
-    mine = scratch.make("fs-", str(tmp_path))
+    mine = scratch.begin_folder("fs-", str(tmp_path))
     assert left.exists()  # its process lives
     one.kill()
     one.communicate()
-    scratch.remove(mine)
-    again = scratch.make("fs-", str(tmp_path))
+    scratch.end_folder(mine)
+    again = scratch.begin_folder("fs-", str(tmp_path))
     assert sorted(tmp_path.iterdir()) == sorted([again, stranger])
-    scratch.remove(again)
+    scratch.end_folder(again)
 
 
 def test_a_damaged_database_is_put_aside(tmp_path):
@@ -473,7 +473,7 @@ def test_a_damaged_database_is_put_aside(tmp_path):
 
 
 def test_a_journal_is_private_dated_and_bounded(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(journal, "LONGEST", 200)
+    monkeypatch.setattr(journal, "LONGEST_LOG", 200)
     log = journal.Journal(tmp_path / "audit.jsonl")
     for number in range(20):
         log.say(f"line {number}")
@@ -582,7 +582,7 @@ mount --bind {state} {state}
 mount -o remount,bind,ro /
 ! touch {tmp}/anything 2>/dev/null
 cd {state}
-{join} --key {keys}/node-0; test $? = 2
+{join} --key {keys}/node-0 || test $? = 2
 {join} --key {keys}/node-0 --folder {state}/node-0 & one=$!
 {join} --key {keys}/node-1 --folder {state}/node-1 & two=$!
 {serve} --keys {keys}/server --out runs/study --resume

@@ -17,7 +17,7 @@ LOCK = ".lock"
 _held: dict[Path, int] = {}  # the locks of this process
 
 
-def make(prefix: str, where: str | None = None) -> Path:
+def begin_folder(prefix: str, where: str | None = None) -> Path:
     """A new private folder; what was left behind under the same prefix is removed."""
     root = Path(where or tempfile.gettempdir())
     for old in root.glob(f"{prefix}*"):
@@ -31,20 +31,20 @@ def make(prefix: str, where: str | None = None) -> Path:
     return folder
 
 
-def remove(folder: Path) -> None:
+def end_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if folder in _held:
         os.close(_held.pop(folder))
 
 
 @contextlib.contextmanager
-def made(prefix: str) -> Iterator[Path]:
+def folder_for(prefix: str) -> Iterator[Path]:
     """A folder for as long as it is needed."""
-    folder = make(prefix)
+    folder = begin_folder(prefix)
     try:
         yield folder
     finally:
-        remove(folder)
+        end_folder(folder)
 
 
 def _left_behind(folder: Path) -> bool:

@@ -22,11 +22,11 @@ from fedsaddle.errors import BadInput, meant, shown, unknown
 
 PACKAGE = files("fedsaddle")
 SHIPPED = PACKAGE / "experiments"
-LARGEST = 1 << 22  # bytes of an experiment file
-PARTS = 64  # of a dotted key
+LARGEST_FILE = 1 << 22  # bytes of an experiment file
+KEY_PARTS = 64  # of a dotted key
 # A dotted key begins where no word does; nothing is given back, so that looking takes one pass.
-PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
-DEEP = re.compile(rf"(?<![\w.-])(?:{PART}\.[ \t]*+){{{PARTS}}}")
+_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
+_DEEP = re.compile(rf"(?<![\w.-])(?:{_PART}\.[ \t]*+){{{KEY_PARTS}}}")
 
 
 # --- experiments -----------------------------------------------------------------------------------------
@@ -53,8 +53,8 @@ def read_tables(experiment: str) -> tuple[dict[str, Any], Path | None]:
             raise BadInput(f"{unknown('experiment', experiment, names())}; or give the path of a TOML file")
         return tomllib.loads((SHIPPED / f"{name}.toml").read_text(encoding="utf-8")), None
     try:
-        if path.stat().st_size > LARGEST:
-            raise BadInput(f"{path} has more than {LARGEST >> 20} MiB, which no experiment needs")
+        if path.stat().st_size > LARGEST_FILE:
+            raise BadInput(f"{path} has more than {LARGEST_FILE >> 20} MiB, which no experiment needs")
         text = path.read_text(encoding="utf-8")
         tables = json.loads(text) if path.suffix == ".json" else _toml(text)
     except OSError as error:
@@ -74,8 +74,8 @@ def read_tables(experiment: str) -> tuple[dict[str, Any], Path | None]:
 
 def _toml(text: str) -> dict[str, Any]:
     """TOML, without keys of so many parts that tomllib would take gigabytes for them."""
-    if DEEP.search(text):
-        raise ValueError(f"a key has more than {PARTS} parts")
+    if _DEEP.search(text):
+        raise ValueError(f"a key has more than {KEY_PARTS} parts")
     return tomllib.loads(text)
 
 

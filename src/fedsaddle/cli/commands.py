@@ -270,7 +270,7 @@ def _downloads() -> Progress:
 # Flower is imported when a command needs it: it takes a second, and not everybody has it.
 
 
-app.add_typer(keys.app)
+app.add_typer(keys.keys_app)
 
 
 @app.command()

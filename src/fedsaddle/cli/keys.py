@@ -19,7 +19,7 @@ class _Making(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
+keys_app = typer.Typer(
     name="keys", cls=_Making, help="Make and look after the keys of a deployment.", no_args_is_help=True
 )
 
@@ -27,8 +27,8 @@ Keys = Annotated[Path, typer.Argument(help="A folder that fedsaddle keys has mad
 Hosts = Annotated[list[str] | None, typer.Option(help="A name or address the server will be reached by.")]
 
 
-@app.command()
-def make(
+@keys_app.command("make")
+def make_keys(
     folder: Annotated[Path, typer.Argument(help="A new folder; or one with keys, to add nodes to.")],
     nodes: Annotated[int, typer.Option(help="How many devices may join.")] = 4,
     host: Hosts = None,
@@ -40,8 +40,8 @@ def make(
     print(f"server   {folder / 'server'}\nnodes    {folder / 'node-0'} to {folder / f'node-{nodes - 1}'}")
 
 
-@app.command()
-def renew(
+@keys_app.command("renew")
+def renew_keys(
     folder: Keys,
     host: Hosts = None,
     days: Annotated[int, typer.Option(help="How long it will be good for.")] = 825,
@@ -55,8 +55,10 @@ def renew(
         print(f"renewed  {folder / 'server' / 'ca.crt'}; every device needs a copy, as ca.crt beside its key")
 
 
-@app.command()
-def revoke(folder: Keys, client: Annotated[int, typer.Argument(help="The number of the device.")]) -> None:
+@keys_app.command("revoke")
+def revoke_key(
+    folder: Keys, client: Annotated[int, typer.Argument(help="The number of the device.")]
+) -> None:
     """Lock a device out."""
     from fedsaddle.flower import keys
 
@@ -64,8 +66,8 @@ def revoke(folder: Keys, client: Annotated[int, typer.Argument(help="The number 
     print(f"revoked  node-{client}; start the server again")
 
 
-@app.command("list")
-def list_(folder: Keys) -> None:
+@keys_app.command("list")
+def list_keys(folder: Keys) -> None:
     """Show who may join, and until when certificates are good."""
     from fedsaddle.flower import keys
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-LARGEST = 1 << 30  # bytes of a file, as it comes and unpacked: nothing is known of it until it is hashed
+LARGEST_DOWNLOAD = 1 << 30  # bytes of a file, as it comes and unpacked, before its hash is known
 
 Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all (0 if nobody says)
 Opened = Callable[[Path], dict[str, bytes]]  # an archive -> the dataset's files in it
@@ -154,8 +154,8 @@ def download(url: str, path: Path, tell: Progress) -> None:
             total = begun + int(answer.headers.get("Content-Length") or 0)
             with part.open("ab" if begun else "wb") as file:
                 while chunk := answer.read(1 << 18):
-                    if begun + len(chunk) > LARGEST:
-                        raise Unfit(f"{path.name} has more than {LARGEST} bytes")
+                    if begun + len(chunk) > LARGEST_DOWNLOAD:
+                        raise Unfit(f"{path.name} has more than {LARGEST_DOWNLOAD} bytes")
                     file.write(chunk)
                     begun += len(chunk)
                     tell(url.rsplit("/", 1)[1], begun, total)
@@ -190,9 +190,9 @@ def _member(tar: tarfile.TarFile, name: str) -> bytes:
 
 def _bounded(file: IO[bytes] | gzip.GzipFile) -> bytes:
     """All of a file, which a few bytes may have been packed into a great many of."""
-    data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise ValueError(f"it holds more than {LARGEST} bytes")
+    data = file.read(LARGEST_DOWNLOAD + 1)
+    if len(data) > LARGEST_DOWNLOAD:
+        raise ValueError(f"it holds more than {LARGEST_DOWNLOAD} bytes")
     return data
 
 

@@ -112,7 +112,7 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
     resumed = len(entries(server.folder))  # before this, whoever was refused may have been put right
     logging.getLogger("flwr").setLevel(logging.WARNING)
     remind = Reminder(server, tend)
-    with scratch.made("fedsaddle-") as private, asked_to_end() as asked:
+    with scratch.folder_for("fedsaddle-") as private, asked_to_end() as asked:
         family, socket, pause, began = Processes(), private / "superlink", Pause(), 0.0
         try:
             if server.metrics is not None:

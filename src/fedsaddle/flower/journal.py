@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedsaddle.errors import printable
 
-FULL_LOG = 1 << 24  # bytes of a log; then it is put aside, and the one that was put aside before is removed
+LONGEST_LOG = 1 << 24  # bytes; then it is put aside, and the one that was put aside before is removed
 
 
 def now() -> str:
@@ -31,7 +31,7 @@ class Journal:
 
     def note(self, event: str, **facts: object) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self.path.exists() and self.path.stat().st_size > FULL_LOG:
+        if self.path.exists() and self.path.stat().st_size > LONGEST_LOG:
             self.path.replace(self.path.with_name(f"{self.path.name}.1"))
         line = json.dumps({"time": now(), "event": event, **facts}) + "\n"
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -19,7 +19,7 @@ from fedsaddle.flower import keys
 from fedsaddle.history import Told
 
 EVERY = 1.0  # seconds between what is written down
-SILENT = 120.0  # seconds after which a server that says nothing is not well; an evaluation may take some time
+UNHEARD = 120.0  # seconds after which a silent server is not well; an evaluation may take some time
 
 HELP = {
     "up": ("gauge", "Whether the server has been heard of lately."),
@@ -72,10 +72,10 @@ def endpoint(port: int, status: Path, server: Path) -> ThreadingHTTPServer:
         def do_GET(self) -> None:
             known = read(status, server)
             if self.path == "/metrics":
-                self.answer(200, page(known), "text/plain; version=0.0.4")
+                self.answer(200, prometheus(known), "text/plain; version=0.0.4")
             elif self.path == "/health":
                 well = known["up"] == 1
-                told = "ok\n" if well else f"the server was not heard of for {SILENT:g} s\n"
+                told = "ok\n" if well else f"the server was not heard of for {UNHEARD:g} s\n"
                 self.answer(200 if well else 503, told, "text/plain")
             else:
                 self.answer(404, "there are /health and /metrics\n", "text/plain")
@@ -104,14 +104,14 @@ def read(status: Path, server: Path) -> dict[str, float]:
         known: dict[str, float] = json.loads(status.read_bytes())
     except (OSError, ValueError):
         known = {}
-    up = time.time() - known.pop("at", 0.0) < SILENT
+    up = time.time() - known.pop("at", 0.0) < UNHEARD
     found = {"up": float(up), **known}
     for path, end in keys.certificates(server).items():
         found[f'certificate_ends_seconds{{file="{path.name}"}}'] = end.timestamp()
     return found
 
 
-def page(numbers: dict[str, float]) -> str:
+def prometheus(numbers: dict[str, float]) -> str:
     """Prometheus's text format."""
     lines = []
     for name, (kind, told) in HELP.items():

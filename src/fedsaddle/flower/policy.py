@@ -24,7 +24,7 @@ from fedsaddle.ranges import check
 from fedsaddle.runs import sealed, unsealed, write_atomically
 
 BACK = 2  # rounds that a server may go back, which has lost its last checkpoint
-AGAIN = 8  # times that it may ask for the same: one that dies asks again
+ASKED_AGAIN = 8  # times that it may ask for the same: one that dies asks again
 LANES = 256  # of which the last round is remembered; those not asked for longest are forgotten
 
 
@@ -67,14 +67,14 @@ class Logbook:
         lane = f"{run} {algorithm} {seed}"
         last, at, times = self.lanes.pop(lane, [round, phase, 0])
         times = times + 1 if (last, at) == (round, phase) else 1
-        fine = round >= last - BACK and times <= AGAIN
+        fine = round >= last - BACK and times <= ASKED_AGAIN
         told = [max(round, last), phase, times] if fine else [last, at, times]
         self.lanes = dict([*self.lanes.items(), (lane, told)][-LANES:])
         if not fine:
             raise Refused(
                 f"policy: rounds must rise: round {round} was asked for after round {last}"
                 if round < last - BACK
-                else f"policy: round {round} was asked for more than {AGAIN} times"
+                else f"policy: round {round} was asked for more than {ASKED_AGAIN} times"
             )
         self.count += 1
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

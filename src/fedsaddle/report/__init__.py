@@ -70,14 +70,14 @@ def _check_free(html: Path, others: Sequence[Path]) -> None:
         raise BadInput(f"{taken[0]} is there already and is not a report's: choose another --out")
 
 
-def plain(cell: object) -> object:
+def no_formula(cell: object) -> object:
     """A cell that no spreadsheet takes for a formula: a stranger's folder may have labels such as =1+1."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
 
 
 def _csv(rows: Iterable[Iterable[object]]) -> bytes:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(map(plain, row) for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(map(no_formula, row) for row in rows)
     return text.getvalue().encode()
 
 

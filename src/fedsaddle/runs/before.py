@@ -11,13 +11,13 @@ from fedsaddle.runs.checkpoints import read_checkpoint
 from fedsaddle.runs.files import verified, write_atomically
 
 LAST, BEFORE = "checkpoint.json", "checkpoint-before.json"
-MOST = 2**27  # bytes of a state; a larger one is not kept twice
+LARGEST_STATE = 2**27  # bytes of a state; a larger one is not kept twice
 
 
 def put_aside(folder: Path, state: dict[str, Any] | None) -> None:
     """Keep the present checkpoint while the next one is made. Its state file stays where it is."""
     with contextlib.suppress(OSError):
-        small = state is None or (folder / state["file"]).stat().st_size <= MOST
+        small = state is None or (folder / state["file"]).stat().st_size <= LARGEST_STATE
         (folder / BEFORE).unlink(missing_ok=True)
         if small:
             (folder / BEFORE).hardlink_to(folder / LAST)  # the next one replaces the name, not the file

@@ -254,7 +254,7 @@ class Ray(Executor):
             folder, ours = None, not ray.is_initialized()
             quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
             if ours and self.address is None:
-                folder = str(scratch.make("ray-", "/tmp"))  # short: names of sockets are
+                folder = str(scratch.begin_folder("ray-", "/tmp"))  # short: names of sockets are
                 cores = self.workers if self.device == "cpu" else None
                 try:
                     with _same_path():
@@ -355,4 +355,4 @@ def _shut_down(hands: list[_Hand], ours: bool, folder: str | None) -> None:
         if ours:
             ray.shutdown()
     if folder is not None:
-        scratch.remove(Path(folder))
+        scratch.end_folder(Path(folder))
