@@ -32,8 +32,8 @@ from fedsaddle.report.comparing import holm
 COHORTS = ("independent", "invited", "answered")
 SCORINGS = {"release": "ReLU", "softmax": "no ReLU", "sigmoid": "sigmoid"}
 MEANT = {
-    "release": "the release's, softmax of ten outputs after a ReLU on LeNet's",
-    "softmax": "the same without the ReLU",
+    "release": "the release's, the second of ten softmax outputs after a ReLU on LeNet's",
+    "softmax": "the second of ten softmax outputs",
     "sigmoid": "of one output",
 }
 STEPS = {  # Table 3, AUC on MNIST; K = 12, B = 10, S^ = 8
