@@ -7,6 +7,7 @@
     new         the first files of something of one's own
     options     what commands may be told, each option once
     progress    how far a run is, and how long it will still take
+    reproduce   the paper's figures and tables, run again
     tables      what it has come to
     watch       the report of a run that goes on
 
@@ -58,7 +59,7 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        runs = {"run", "sweep", "serve", "local"} & set(sys.argv[1:])
+        runs = {"run", "sweep", "serve", "local", "reproduce"} & set(sys.argv[1:])
         hint = "; a run that was saved can be resumed" if runs else ""
         print(f"error: {error.strerror or error}{where}{hint}", file=sys.stderr)
         sys.exit(1)
