@@ -756,6 +756,9 @@ QUICK = [
     ["serve", "quadratik", "--keys", "keys"],
     ["join", "quadratik", "--server", "here:1", "--key", "keys"],
     ["local", "quadratik"],
+    ["join", "quadratic", "--server", "here", "--key", "keys"],
+    ["serve", "quadratic", "--keys", "keys", "--listen", "9092"],
+    ["local", "quadratic", "--nodes", "0"],
     ["data", "mnits"],
     ["report", "nowhere"],
     ["report", "nowhere", "--out", "page.pdf"],
@@ -821,17 +824,17 @@ def test_the_fields_that_are_read_off_the_sources_are_those_of_the_classes():
         assert called == {name: cls.__name__ for name, cls in own.items()}
         for name, cls in own.items():
             fields = {one.name for one in dataclasses.fields(cls) if one.init}
-            assert slips.fields_of(file, called[name]) == fields
+            assert slips.keys_of(file, called[name]) == fields
     for part in (Quorum, Checks, Faults, Steady):
-        file = slips.PARTS[part.__name__.lower()][0]
-        assert slips.fields_of(file, part.__name__) == {one.name for one in dataclasses.fields(part)}
+        file = slips.TABLES[part.__name__.lower()][0]
+        assert slips.keys_of(file, part.__name__) == {one.name for one in dataclasses.fields(part)}
     for model in (Experiment, Sweep):
-        assert slips.fields_of("border/schema.py", model.__name__) == set(model.model_fields)
+        assert slips.keys_of("border/schema.py", model.__name__) == set(model.model_fields)
 
 
 def test_what_ships_has_no_slips():
     for experiment in files.names():
-        slips.look(files.read_tables(experiment)[0])
+        slips.check_names(files.read_tables(experiment)[0])
 
 
 @pytest.mark.parametrize("module", ["typer", "torch", "fedsaddle.engine.round"])

@@ -20,31 +20,31 @@ VARIANTS = {
     "fleet": ("model", "fleet.py", "FLEETS", None),
     "merge": ("rule", "merges.py", "MERGES", "mean"),
 }
-PARTS = {
+TABLES = {
     "quorum": ("fleet.py", "Quorum"),
     "checks": ("checks.py", "Checks"),
     "faults": ("faults.py", "Faults"),
     "steady": ("steady.py", "Steady"),
     "sweep": ("border/schema.py", "Sweep"),
 }
-BESIDE = {"merge": ("clip",)}  # keys that do not depend on the variant
+BESIDE_VARIANT = {"merge": ("clip",)}  # keys that do not depend on the variant
 
 
-def look(tables: Mapping[str, Any], only: Sequence[str] = ()) -> None:
+def check_names(tables: Mapping[str, Any], only: Sequence[str] = ()) -> None:
     """Refuse an experiment with a key or a name that is not known; of the algorithms, look at `only` some."""
-    _known_in("key", tables, fields_of("border/schema.py", "Experiment"))
-    for place, (file, part) in PARTS.items():
-        _known_in(f"key in {place}", tables.get(place), fields_of(file, part))
+    _known_in("key", tables, keys_of("border/schema.py", "Experiment"))
+    for place, (file, part) in TABLES.items():
+        _known_in(f"key in {place}", tables.get(place), keys_of(file, part))
     for place in VARIANTS:
         if isinstance(tables.get(place), dict):
             _look_at_variant(place, tables[place])
-    rules, bounds = tables.get("algorithms"), fields_of("steady.py", "Steady")
+    rules, bounds = tables.get("algorithms"), keys_of("steady.py", "Steady")
     home, classes = "algorithms/__init__.py", files.classes("algorithms/__init__.py", "ALGORITHMS")
     for label, own in rules.items() if isinstance(rules, dict) else ():
         name = own.get("algorithm", label) if isinstance(own, dict) else None
         if isinstance(name, str) and (not only or label in {meant(one, rules) for one in only}):
             if name in classes:
-                hyper = fields_of(home, classes[name])
+                hyper = keys_of(home, classes[name])
                 _known_in(f"key in algorithms.{label}", own, hyper, ("algorithm", "invite", *bounds))
             elif not _of_ones_own("algorithms", name):
                 raise unknown("algorithm", name, classes)
@@ -57,9 +57,9 @@ def _look_at_variant(place: str, table: dict[str, Any]) -> None:
         if isinstance(chosen, str) and not _of_ones_own(f"{place}s", chosen):
             raise unknown(place, chosen, classes)
         return
-    known = {name: fields_of(file, part) for name, part in classes.items()}
+    known = {name: keys_of(file, part) for name, part in classes.items()}
     for own in table:
-        if own not in (key, *BESIDE.get(place, ())) and own not in known[chosen]:
+        if own not in (key, *BESIDE_VARIANT.get(place, ())) and own not in known[chosen]:
             raise no_such_key(place, own, key, chosen, known)
 
 
@@ -90,11 +90,11 @@ def _of_ones_own(group: str, name: str) -> bool:
 
 
 @cache
-def fields_of(file: str, name: str) -> frozenset[str]:
+def keys_of(file: str, name: str) -> frozenset[str]:
     """What a class of a file, or one that the file imports, is given when it is made."""
     node, home = _class(file, name)
     bases = [(base.id, _class(home, base.id)) for base in node.bases if isinstance(base, ast.Name)]
-    inherited = [fields_of(home, base) for base, (own, _) in bases if "dataclass" in _decorators(own)]
+    inherited = [keys_of(home, base) for base, (own, _) in bases if "dataclass" in _decorators(own)]
     return frozenset(_given(node)).union(*inherited)
 
 

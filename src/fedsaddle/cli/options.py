@@ -167,7 +167,7 @@ class Chosen:
             for name in self.names:
                 if meant(name, known) not in known:
                     raise unknown("algorithm in this experiment", name, known)
-        slips.look(tables, self.names)
+        slips.check_names(tables, self.names)
         plugins.check_approved(tables, None, self.code or (), self.names)
         return experiment
 
