@@ -4,10 +4,12 @@ import dataclasses
 import inspect
 import io
 import math
+import random
 import re
 import sys
 from typing import NamedTuple
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -672,6 +674,8 @@ DRAWS = {
     "randn_like": lambda x: torch.randn_like(x).sum(),
     "dropout": lambda x: nn.Dropout(0.5)(x).sum(),
     "normal_": lambda x: torch.zeros(3).normal_().sum(),
+    "numpy.random": lambda x: numpy.random.normal(),
+    "random": lambda x: random.random(),
 }
 
 
