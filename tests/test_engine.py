@@ -19,6 +19,7 @@ import fedsaddle as fs
 from fedsaddle import draws
 from fedsaddle.border.build import load
 from fedsaddle.core import Pair, Parameters, Phase, Reply
+from fedsaddle.data import federated
 from fedsaddle.engine.compile import tapes
 from fedsaddle.engine.executors.vectorised import peak_bytes
 from fedsaddle.engine.gather import gather
@@ -439,6 +440,22 @@ def test_a_visit_that_does_not_fit_alone_is_refused():
     ask.most = 0
     with pytest.raises(fs.BadInput, match="a single visit at a time: lower batch, K"):
         run(ALGORITHMS["cdma-one"], executor=ask)
+
+
+def test_an_evaluation_without_memory_looks_at_fewer_rows_until_the_study_is_over():
+    rows = []
+
+    class Crowded(fs.Vectorised):
+        def measure(self, study, z):
+            rows.append(federated.CHUNK["cpu"])
+            if len(rows) < 3:
+                raise torch.OutOfMemoryError("out of memory")
+            return super().measure(study, z)
+
+    with pytest.warns(fs.Notice, match="at most 500 rows are looked at together"):
+        fs.simulate(quadratic(), ALGORITHMS["cdma-nc"], rounds=2, quorum=QUORUM, executor=Crowded())
+    assert rows == [1000, 1000, 500, 500]
+    assert federated.CHUNK["cpu"] == 1000
 
 
 def test_another_failure_is_not_taken_for_a_lack_of_memory():
