@@ -19,7 +19,6 @@ from fedsaddle.report.reading import Evaluation, Lane, Run, Series, read_run
 from fedsaddle.report.statistics import area, deviation
 from fedsaddle.runs import read_checkpoint
 
-MEASURES = ("final", "best", "floats", "time")  # the last two are areas: means on the way, at equal cost
 CONFIDENCE = 0.95
 BySeed = dict[str, dict[int, float]]  # by algorithm and seed
 
