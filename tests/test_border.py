@@ -334,7 +334,14 @@ def test_the_resolved_experiment_says_every_key(tmp_path):
     }  # of code that ships nothing is said
     assert found["problem"] == {"name": "quadratic"} | dataclasses.asdict(Quadratic(clients=20, kappa=10.0))
     assert found["fleet"] == {"model": "paper", "least": 0.5}
-    assert found["quorum"] == {"invite": 8, "enough": None, "minimum": 1, "deadline": None, "grace": 0.0}
+    assert found["quorum"] == {
+        "invite": 8,
+        "enough": None,
+        "minimum": 1,
+        "deadline": None,
+        "grace": 0.0,
+        "collect": None,
+    }
     assert found["merge"] == {"rule": "mean", "clip": None}
     assert (found["checks"], found["faults"], found["history"]) == (None, None, False)
     assert found["algorithms"]["cdma-one"] == {"algorithm": "cdma-one", "eta": 0.01, "gamma": 0.01, "K": 2}

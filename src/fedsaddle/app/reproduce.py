@@ -168,7 +168,7 @@ SECONDS = {
 }
 
 
-class Estimate(NamedTuple):
+class Forecast(NamedTuple):
     """How far an exhibit is, and how long what is left may take. Trials may be behind several exhibits."""
 
     name: str
@@ -179,7 +179,7 @@ class Estimate(NamedTuple):
     here: bool  # whether all of that was measured on this form, in these folders
 
 
-def estimates(out: Path, form: Form = FULL, device: str | None = None) -> list[Estimate]:
+def estimates(out: Path, form: Form = FULL, device: str | None = None) -> list[Forecast]:
     """All exhibits, and at last all of them together."""
     every = trials(form)
     hall = hall_of(form, out, out)
@@ -194,7 +194,7 @@ def estimates(out: Path, form: Form = FULL, device: str | None = None) -> list[E
         seconds = sum(one.lane_rounds * pace.get(one.contest.name, usual[one.contest.kind]) for one in left)
         here = all(one.contest.name in pace for one in left)
         title = "everything" if name == EVERYTHING else EXHIBITS[name].title
-        found.append(Estimate(name, title, len(behind) - len(left), len(behind), seconds, here))
+        found.append(Forecast(name, title, len(behind) - len(left), len(behind), seconds, here))
     return found
 
 

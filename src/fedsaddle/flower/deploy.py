@@ -39,9 +39,9 @@ from fedsaddle.runs import Interrupted, Plan, write_atomically
 
 DONE = (0, BAD_INPUT, ALL_DIVERGED, INTERRUPTED)  # ends after which a ServerApp is not started again
 TRIES = 5  # times that a ServerApp may die without making a checkpoint
-AGAIN, LONGEST = 1.0, 60.0  # seconds before a process that has died is started again, at first and at last
+AGAIN, LAST_PAUSE = 1.0, 60.0  # seconds before a process that has died is started again, at first and at last
 LASTED = 60.0  # seconds after which a process that dies had been well
-BEAT = 10.0  # seconds between the ServerApp's signs of life; Flower wants one every 30
+HEARTBEAT = 10.0  # seconds between the ServerApp's signs of life; Flower wants one every 30
 WAITED = 5  # a ServerApp's exit code when the disk was full and it has waited; it is started again
 DAY = 86_400.0
 DRAIN = 30.0  # seconds to wait for answers that are still owed when the last round is over
@@ -211,7 +211,7 @@ class Pause:
         while time.monotonic() < end and not asked():
             time.sleep(0.1)
             tend()
-        self.seconds = min(LONGEST, 2 * self.seconds)
+        self.seconds = min(LAST_PAUSE, 2 * self.seconds)
 
 
 def _told(status: int | None) -> str:
@@ -257,7 +257,7 @@ def _beat(grid: PostGrid) -> None:
     while True:
         with contextlib.suppress(Exception):
             grid.heartbeat()
-        time.sleep(BEAT)
+        time.sleep(HEARTBEAT)
 
 
 def status_file(socket: Path) -> Path:

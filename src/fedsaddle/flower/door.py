@@ -28,15 +28,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from fedsaddle.flower._flwr import KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER
 from fedsaddle.flower.post import ANSWER, FETCH, HERE, LEAVE, TWICE, Post
 
-HEADER = 16 << 10  # bytes of a request's line and headers
-SMALL = 16 << 10  # bytes of a body that carries no floats
+HEADER_BYTES = 16 << 10  # bytes of a request's line and headers
+SMALL_BODY = 16 << 10  # bytes of a body that carries no floats
 SHOW = 10.0  # seconds that a stranger has to show a key
 DAWDLE = 2.0  # seconds after which a stranger may have to make room
 STRANGERS, OF_ADDRESS = 256, 128
 OF_NODE = 4  # connections of one registered node
 RESERVED = 64  # file descriptors that the server needs for itself
 AHEAD, BEHIND = 5.0, 300.0  # seconds that a signature's time may be off
-QUIET = 60.0  # seconds before the same line is said again
+SILENCE = 60.0  # seconds before the same line is said again
 
 Scope = MutableMapping[str, Any]
 ASGIEvent = MutableMapping[str, Any]
@@ -237,8 +237,8 @@ class Outside:
         member = self.identify(headers, datetime.now(UTC))
         if isinstance(member, str):
             return None, 401, member
-        self.visitors.introduce(tuple(scope["client"] or ()), named(headers, KEY_HEADER))
-        if not fits(headers, self.most if call == ANSWER else SMALL):
+        self.visitors.introduce(tuple(scope["client"] or ()), header_value(headers, KEY_HEADER))
+        if not fits(headers, self.most if call == ANSWER else SMALL_BODY):
             return None, 413, f"{member}: too long for {call}"
         return member, 200, ""
 
@@ -264,13 +264,13 @@ class Outside:
 
     def identify(self, headers: Headers, now: datetime) -> Member | str:
         """Who asks, or why that is not believed."""
-        member = self.members.get(named(headers, KEY_HEADER))
+        member = self.members.get(header_value(headers, KEY_HEADER))
         if member is None:
             return "no registered key"
-        stamp = named(headers, TIME_HEADER)
+        stamp = header_value(headers, TIME_HEADER)
         try:
             ahead = (datetime.fromisoformat(stamp.decode("ascii")) - now).total_seconds()
-            signature = b64decode(named(headers, SIGNATURE_HEADER), validate=True)
+            signature = b64decode(header_value(headers, SIGNATURE_HEADER), validate=True)
             member.key.verify(signature, stamp, ec.ECDSA(hashes.SHA256()))
         except (ValueError, TypeError, InvalidSignature):
             return f"{member}: not signed by its key"
@@ -282,7 +282,7 @@ class Outside:
     def note(self, line: str) -> None:
         """Write a line to the log, not the same one every time."""
         now = time.monotonic()
-        if now - self.said.get(line, -QUIET) < QUIET:
+        if now - self.said.get(line, -SILENCE) < SILENCE:
             return
         if len(self.said) >= 1000:
             self.said.clear()
@@ -290,7 +290,7 @@ class Outside:
         print(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {line}", file=sys.stderr, flush=True)
 
 
-def named(headers: Headers, wanted: bytes) -> bytes:
+def header_value(headers: Headers, wanted: bytes) -> bytes:
     return next((value for name, value in headers if name == wanted), b"")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedsaddle.flower._flwr import Context, Message, SocketGrid, answer_of, nothing_from, parts_of
 from fedsaddle.flower.link import to_post
-from fedsaddle.flower.post import Sent, read, write_letters
+from fedsaddle.flower.post import Sent, opened, write_letters
 
 
 class PostGrid(SocketGrid):
@@ -51,7 +51,7 @@ class PostGrid(SocketGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """The answers to these messages that have come, in the order in which they came."""
         names = list(message_ids)
-        (answered, gone), blobs = read(self._ask("/post/collect", json.dumps(names).encode()))
+        (answered, gone), blobs = opened(self._ask("/post/collect", json.dumps(names).encode()))
         found = []
         for name, data in zip(answered, blobs, strict=True):
             node = self.sent.pop(name, 0)

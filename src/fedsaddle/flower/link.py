@@ -60,7 +60,7 @@ def listen(
         config(
             outside,
             lifespan="off",
-            h11_max_incomplete_event_size=door.HEADER,
+            h11_max_incomplete_event_size=door.HEADER_BYTES,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=2,
         )

@@ -43,7 +43,7 @@ from fedsaddle.flower.wire import OVERHEAD
 App = Callable[[Message, Context], Message]
 
 BEAT = 30.0  # seconds between signs of life while it computes; else its looks for messages are such
-PAUSE, LONGEST = 1.0, 120.0  # seconds before the first and the later tries, while the server is away
+PAUSE, AT_MOST = 1.0, 120.0  # seconds before the first and the later tries, while the server is away
 APART = 2.0  # seconds that clocks may differ without a word
 REASON_LENGTH = 400  # characters
 
@@ -97,7 +97,7 @@ class Line:
                     continue
                 self.tell(f"does not let this device in: {_why(response)}")
             time.sleep(pause * random.uniform(0.7, 1.3))
-            pause = min(LONGEST, 1.25 * pause)
+            pause = min(AT_MOST, 1.25 * pause)
 
     def refused(self, response: httpx.Response) -> bool:
         """Whether it is this device that the server does not take, and not what it says."""
@@ -110,7 +110,7 @@ class Line:
         if trouble != self.trouble:
             self.trouble = trouble
             self.say(
-                f"the server at {self.address.server} {trouble}; trying again, every {LONGEST:.0f} s at last"
+                f"the server at {self.address.server} {trouble}; trying again, every {AT_MOST:.0f} s at last"
             )
 
     def set_clock(self, response: httpx.Response) -> bool:

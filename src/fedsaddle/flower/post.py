@@ -162,7 +162,7 @@ def write(head: Any, blobs: Iterable[bytes]) -> bytes:
     return b"".join((line.encode(), b"\n", *parts))
 
 
-def read(data: bytes) -> tuple[Any, list[bytes]]:
+def opened(data: bytes) -> tuple[Any, list[bytes]]:
     line, _, rest = data.partition(b"\n")
     head, sizes = json.loads(line)
     blobs, start = [], 0
@@ -183,7 +183,7 @@ def write_letters(letters: Iterable[Sent]) -> bytes:
 
 
 def read_letters(data: bytes) -> list[Sent]:
-    head, blobs = read(data)
+    head, blobs = opened(data)
     return [Sent(name, node, seconds, [blobs[n] for n in parts]) for name, node, seconds, parts in head]
 
 
