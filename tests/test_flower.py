@@ -28,6 +28,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedsaddle import cli
 from fedsaddle.app.replay import replay_run
+from fedsaddle.border import files
 from fedsaddle.border.build import load
 from fedsaddle.core import Pair
 from fedsaddle.errors import BadInput
@@ -858,8 +859,8 @@ def test_keys_are_private_and_can_be_added_to(tmp_path):
 @pytest.mark.parametrize("text", ["nowhere", ":9092", "host:", "host:0", "host:99999", "host:port", "host:²"])
 def test_addresses_are_checked(text):
     with pytest.raises(BadInput, match="HOST:PORT"):
-        deploy.parse_address(text, "--server")
-    assert deploy.parse_address("[::1]:9092", "--server") == ("::1", 9092)
+        files.parse_address(text, "--server")
+    assert files.parse_address("[::1]:9092", "--server") == ("::1", 9092)
 
 
 # --- the commands -------------------------------------------------------------------------------------------
