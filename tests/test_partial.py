@@ -46,7 +46,10 @@ class Paced:
 
 def test_which_rules_bear_it():
     expected = "cdma-nc cdma-one cdma-ada local-sgda-plus extra-step coda-plus codasca catalyst-scaffold-s"
-    newer = "fsgda fess-gda sagda fedgda-gt fed-norm-sgda fed-norm-sgda-plus"
+    newer = (
+        "fsgda fess-gda fedavg-m sagda fedgda-gt fednest fed-norm-sgda fed-norm-sgda-plus server-eg "
+        "server-ogda fedualex"
+    )
     assert sorted(BEAR) == sorted([*expected.split(), *newer.split()])
 
 
