@@ -81,13 +81,13 @@ class CDMANC:
         return {"z": server.z}
 
     def update(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"z": plain_walk(client, z, self.eta, self.gamma)})
+        return Reply({"z": client.normalised(z, plain_walk(client, z, self.eta, self.gamma))})
 
     def average(self, server: Point, turn: Turn, z: Parameters) -> Point:
         return Point(z)
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("update", self.send, self.update, self.average, steps=self.K),)
+        return (Phase("update", self.send, self.update, self.average, steps=self.K, partial=True),)
 
 
 # --- CDMA-ONE -----------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class CDMAONE:
         return {"z": server.z, "u": server.u}
 
     def update(self, client: Client, z: Parameters, u: Gradients) -> Reply:
-        return Reply({"z": corrected_walk(client, z, u, self.eta, self.gamma)})
+        return Reply({"z": client.normalised(z, corrected_walk(client, z, u, self.eta, self.gamma))})
 
     def average(self, server: Corrected, turn: Turn, z: Parameters) -> Corrected:
         return server._replace(z=z)
@@ -135,7 +135,7 @@ class CDMAONE:
             return (Phase("collect", self.send_point, self.collect, self.descend),)
         return (
             Phase("collect", self.send_point, self.collect, self.correct),
-            Phase("update", self.send_correction, self.update, self.average, steps=self.K),
+            Phase("update", self.send_correction, self.update, self.average, steps=self.K, partial=True),
         )
 
 
@@ -189,7 +189,8 @@ class CDMAADA:
         return {"z": server.z, "u": server.u}
 
     def update(self, client: Client, z: Parameters, u: Gradients) -> Reply:
-        return Reply({"z": corrected_walk(client, z, u, self.eta(client.t), self.gamma(client.t))})
+        end = corrected_walk(client, z, u, self.eta(client.t), self.gamma(client.t))
+        return Reply({"z": client.normalised(z, end)})
 
     def average(self, server: Momentum, turn: Turn, z: Parameters) -> Momentum:
         return server._replace(z=z)
@@ -203,5 +204,5 @@ class CDMAADA:
             return (Phase("collect", self.send_points, self.collect, self.descend),)
         return (
             Phase("collect", self.send_points, self.collect, self.correct),
-            Phase("update", self.send_correction, self.update, self.average, steps=self.K),
+            Phase("update", self.send_correction, self.update, self.average, steps=self.K, partial=True),
         )

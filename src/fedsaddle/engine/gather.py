@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fedsaddle.engine.partial import cut_short
 from fedsaddle.engine.study import Lanes, Meeting, Study
 from fedsaddle.fleet import NEVER, Verdict, invite
 from fedsaddle.history import Gathering, History
@@ -68,6 +69,7 @@ def gather(
     invited = invitations(study, round, number, out)
     again = before is not None and getattr(study.fleet, "once_a_round", False)
     delays = study.fleet.delays(seeds, round, 0 if again else number, invited, clock)
+    delays, cut = cut_short(study, round, number, invited, delays)
     twice: list[list[int]] = [[] for _ in study.seeds]
     why: list[dict[int, str]] = [{} for _ in study.seeds]
     if study.faults is not None:
@@ -104,6 +106,9 @@ def gather(
                 end.verdict,
                 [client for client, wait in waits.items() if client in twice[lane] and wait < NEVER],
                 end.answered,
+                steps={
+                    own[place]: cut[lane][own[place]] for place in end.accepted if own[place] in cut[lane]
+                },
             )
         )
     return meeting
