@@ -607,7 +607,7 @@ def test_the_units_folders_are_all_that_must_be_writable(tmp_path):
         state=state,
         tmp=tmp_path,
         keys=tmp_path / "keys",
-        join=f"{program} join {path} --server 127.0.0.1:{port} --poll 0.3",
+        join=f"{program} join {path} --server 127.0.0.1:{port}",
         serve=f"{program} serve {path} --listen 127.0.0.1:{port}",
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT.parent / "src"), "TMPDIR": str(state / "tmp")}
