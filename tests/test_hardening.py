@@ -264,6 +264,21 @@ def test_a_device_remembers_a_few_runs_only(tmp_path, monkeypatch):
     assert sorted(path.name[-1] for path in (tmp_path / "memory").iterdir()) == ["3", "4"]
 
 
+def test_a_server_cannot_fill_a_device(tmp_path, monkeypatch):
+    """By seeds that there are not, nor by rounds of which none is ever used."""
+    monkeypatch.setattr(client, "LANES", 3)
+    blank = Pair(torch.zeros(1), torch.zeros(1))
+    for seed in range(9):
+        Memory(tmp_path, "0" * 32, "codasca", seed).keep(0, blank)
+    assert len(list((tmp_path / "memory" / ("0" * 32)).iterdir())) == 3
+    one = Memory(tmp_path, "1" * 32, "codasca", 0)
+    for number in range(50):
+        assert one.recall(5 if number > 5 else -1, blank) == blank
+        one.keep(number, blank)
+    rounds = sorted(int(path.stem) for path in one.folder.iterdir())
+    assert rounds == [5, *range(49 - client.UNUSED, 50)]
+
+
 # --- what a device lets a server ask -----------------------------------------------------------------------
 
 
@@ -558,7 +573,7 @@ def test_a_liar_garbage_in_the_database_and_monitoring(tmp_path):
 
 def test_a_full_disk_is_one_line_and_a_pause(nine, tmp_path, monkeypatch, capsys):  # noqa: F811
     """The server says so, waits, and is started again; nothing is counted against it."""
-    monkeypatch.setattr(app, "FULL", 0.2)
+    monkeypatch.setattr(app, "DISK_FULL", 0.2)
     plan = plan_of(nine)
 
     def full(*_):

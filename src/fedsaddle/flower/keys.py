@@ -29,7 +29,7 @@ CURVE = ec.SECP384R1()
 DAYS = 3650  # of the CA, which every device has
 SERVER_DAYS = 825  # of the server's certificate, which is renewed without them
 SOON = 30  # days before the end of a certificate from which on it is spoken of
-HERE = ("localhost", "127.0.0.1", "::1")
+OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
 PEM, SSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
 BARE = serialization.NoEncryption()
 
@@ -40,7 +40,7 @@ def make(folder: Path, nodes: int, hosts: Sequence[str] = ()) -> None:
     Given a folder that has them already, the missing nodes' keys are added and nothing else is touched.
     """
     check_count("nodes", nodes, most=100_000)
-    names = [_name(host) for host in dict.fromkeys([*hosts, *HERE])]
+    names = [_name(host) for host in dict.fromkeys([*hosts, *OWN_HOSTS])]
     server = folder / "server"
     if not (folder / "ca.key").exists():
         if folder.exists() and any(folder.iterdir()):
@@ -171,7 +171,7 @@ def renew(folder: Path, hosts: Sequence[str] = (), days: int = SERVER_DAYS) -> b
     except (OSError, ValueError):
         raise BadInput(f"cannot read {path}, which signs certificates; renew where it is kept") from None
     assert isinstance(root, ec.EllipticCurvePrivateKey)
-    names = [_name(host) for host in dict.fromkeys([*hosts, *HERE])]
+    names = [_name(host) for host in dict.fromkeys([*hosts, *OWN_HOSTS])]
     if not hosts:
         old = certificate_at(server / "server.crt").extensions
         names = list(old.get_extension_for_class(x509.SubjectAlternativeName).value)
