@@ -393,6 +393,18 @@ def test_who_is_revoked_may_not_join_and_gets_another_key(tmp_path):
         keys.revoke(tmp_path / "keys" / "server", 7)
 
 
+def test_a_key_of_another_certificate_is_refused_in_one_line(tmp_path):
+    """As after a renewal of which only a part was copied."""
+    keys.make(tmp_path / "keys", 1)
+    path = tmp_path / "keys" / "server" / "server.key"
+    before = path.read_bytes()
+    keys.renew(tmp_path / "keys")
+    assert not list(tmp_path.rglob("*.part"))
+    path.write_bytes(before)
+    with pytest.raises(BadInput, match="they do not belong together; where"):
+        keys.server_files(path.parent)
+
+
 def test_private_keys_that_others_can_read_are_refused(tmp_path):
     keys.make(tmp_path / "keys", 1)
     for path, read in (

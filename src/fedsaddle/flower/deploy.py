@@ -30,7 +30,7 @@ from fedsaddle.exits import ALL_DIVERGED, BAD_INPUT, INTERRUPTED
 from fedsaddle.flower import keys, link, metrics, store
 from fedsaddle.flower._flwr import Grid
 from fedsaddle.flower.client import Site, client_app
-from fedsaddle.flower.grid import PostGrid
+from fedsaddle.flower.grid import LinkLost, PostGrid
 from fedsaddle.flower.journal import Journal, say
 from fedsaddle.flower.node import Address, App, attend
 from fedsaddle.flower.roll import Roll
@@ -43,7 +43,8 @@ TRIES = 5  # times that a ServerApp may die without making a checkpoint
 AGAIN, AT_LAST = 1.0, 60.0  # seconds before a process that has died is started again, at first and at last
 LASTED = 60.0  # seconds after which a process that dies had been well
 ALIVE = 10.0  # seconds between the ServerApp's signs of life; Flower wants one every 30
-WAITED = 5  # a ServerApp's exit code when the disk was full and it has waited; it is started again
+# A ServerApp's exit codes when the disk was full and it has waited, and when the SuperLink did not answer it.
+WAITED, CUT_OFF = 5, 6
 DAY = 86_400.0
 DRAIN = 30.0  # seconds to wait for answers that are still owed when the last round is over
 
@@ -180,6 +181,9 @@ def _rounds(
             if asked() or not hub.alive():
                 family.end(app)
                 return INTERRUPTED if asked() else None
+            if app.status == CUT_OFF:
+                family.end(app)
+                return None
             link.stop_run(socket, run)
             family.end(app)
             if app.status in DONE:
@@ -247,9 +251,9 @@ def _server(server: Serving, nodes: dict[int, int], socket: Path, token: str, re
     try:
         server_app(work)(grid, context)
         grid.complete()
-    except httpx.HTTPError:
-        say("the ServerApp has lost the SuperLink")
-        return 1
+    except (httpx.HTTPError, LinkLost) as error:
+        say(f"the ServerApp has lost the SuperLink: {error}")
+        return CUT_OFF
     return code
 
 

@@ -11,9 +11,15 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+import httpx
+
 from fedsaddle.flower._flwr import Context, Message, SocketGrid, answer_of, nothing_from, parts_of, unreadable
 from fedsaddle.flower.link import to_post
 from fedsaddle.flower.post import Sent, read_parts, write_letters
+
+
+class LinkLost(ConnectionError):
+    """The SuperLink does not answer, or with an error."""
 
 
 class PostGrid(SocketGrid):
@@ -25,7 +31,10 @@ class PostGrid(SocketGrid):
         self.sent: dict[str, int] = {}  # the node of each message that is not answered yet
 
     def _ask(self, path: str, body: bytes = b"") -> bytes:
-        return self.post.post(path, content=body).raise_for_status().content
+        try:
+            return self.post.post(path, content=body).raise_for_status().content
+        except httpx.HTTPError as error:
+            raise LinkLost(f"{type(error).__name__}: {error}") from None
 
     def begin(self) -> Context:
         """Take up the task, in place of whoever had it before."""

@@ -9,11 +9,13 @@ A private folder each, so that handing out one of them hands out nothing else.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import ipaddress
 import os
 import re
 import shutil
+import ssl
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -151,9 +153,11 @@ def _private_folder(path: Path) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    part = path.with_name(path.name + ".part")
+    file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(file, "wb") as opened:
         opened.write(data)
+    part.replace(path)
 
 
 # --- afterwards -----------------------------------------------------------------------------------------
@@ -259,6 +263,12 @@ def server_files(folder: Path) -> tuple[Path, Path]:
         if not path.is_file():
             raise BadInput(f"{path} is missing; make keys with: fedsaddle keys KEYS, then give KEYS/server")
     _check_private(files[1])
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*files)
+    except OSError as error:  # ssl.SSLError is one
+        why = error.strerror if error.errno in (errno.EACCES, errno.EPERM) else "they do not belong together"
+        how = f"fedsaddle keys renew {folder.parent}"
+        raise BadInput(f"cannot use {files[0]} with {files[1]}: {why}; where ca.key is kept: {how}") from None
     return files
 
 
