@@ -33,10 +33,10 @@ from fedsaddle.border.build import load
 from fedsaddle.core import Pair
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Everybody
-from fedsaddle.flower import client, deploy, keys, roll, server, waiting, wire
-from fedsaddle.flower._flwr import Signature
+from fedsaddle.flower import deploy, keys, roll, server, waiting, wire
 from fedsaddle.flower.client import Memory, Site, client_app, learn, visit
 from fedsaddle.flower.post import ANSWER, FETCH, HERE, LEAVE
+from fedsaddle.flower.signing import Signature
 from fedsaddle.flower.supervise import Processes
 from fedsaddle.problem import Federation
 from fedsaddle.runs import RunFolder, execute
@@ -1143,7 +1143,8 @@ def check_strangers(fleet):
     wait_for(lambda: "online" in fleet.log("client-1"), 300, [fleet.serve])
     with httpx.Client(verify=context) as client:
         for signature, status in ((Signature(stranger), 401), (forged, 401), (Signature(own), 409)):
-            response = client.post(f"{base}{HERE}{'0' * 32}", content=b"", headers=signature.headers())
+            path = f"{HERE}{'0' * 32}"
+            response = client.post(base + path, content=b"", headers=signature.headers(path))
             assert response.status_code == status, response.text
     with httpx.Client(verify=context) as client:
         closed = (
@@ -1162,7 +1163,7 @@ def check_strangers(fleet):
             assert client.post(f"{base}/{path}", content=b"").status_code == 403
         for path in (f"{call}{'0' * 32}" for call in (HERE, LEAVE, FETCH, ANSWER)):
             assert client.post(f"{base}{path}", content=b"0" * 5_000_000).status_code == 401
-            headers = Signature(own).headers()
+            headers = Signature(own).headers(path)
             assert client.post(f"{base}{path}", content=b"0" * 5_000_000, headers=headers).status_code == 413
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://127.0.0.1:{fleet.port}{FETCH}", timeout=5)

@@ -40,7 +40,9 @@ class Inside:
         if scope["type"] != "http" or not path.startswith("/post/"):
             await self.flower(scope, receive, send)
             return
-        body = await door.body_of(receive) or b""
+        body = await door.body_of(receive)
+        if isinstance(body, int):
+            return
         if path == "/post/members":
             self.outside.admit_members(json.loads(body))
             await door.say(send, 200)
