@@ -33,7 +33,7 @@ from fedsaddle.border.build import load
 from fedsaddle.core import Pair
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Everybody
-from fedsaddle.flower import deploy, keys, roll, server, waiting, wire
+from fedsaddle.flower import client, deploy, keys, roll, server, waiting, wire
 from fedsaddle.flower.client import Memory, Site, client_app, learn, visit
 from fedsaddle.flower.post import ANSWER, FETCH, HERE, LEAVE
 from fedsaddle.flower.signing import Signature
