@@ -37,7 +37,8 @@ class Sitting(Generic[OneTrial]):
     minutes: float | None
     way: Way
     again: str  # the command that goes on
-    tables: Callable[[OneTrial], Mapping[str, Any]]  # of a trial's experiment, once those before it are done
+    # A trial's experiment, once those before it are done; without one there is nothing to run.
+    tables: Callable[[OneTrial], Mapping[str, Any] | None]
     code: Sequence[Path] = ()  # files that experiments may run
     passes: frozenset[int] = frozenset()  # codes with which a trial may end and the next begin
     left: Callable[[Sequence[OneTrial]], str] = lambda trials: ""  # how long these will take, in words
@@ -47,7 +48,10 @@ class Sitting(Generic[OneTrial]):
         end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         for number, trial in enumerate(chosen, start=1):
             folder = self.out / trial.name
-            text = to_toml(self.tables(trial))
+            found = self.tables(trial)
+            if found is None:
+                continue
+            text = to_toml(found)
             self._check_same(trial, text)
             if is_finished(folder):
                 continue

@@ -13,7 +13,7 @@ from fedsaddle.paper.claims import CLAIMS, UNDECIDED, Claim, Ruling, rule_on
 from fedsaddle.paper.exhibits import EXHIBITS
 from fedsaddle.paper.hall import SETTINGS, Exhibit, Hall
 from fedsaddle.paper.trials import COHORTS, CONTESTS, Contest, data_of, missing
-from fedsaddle.report.markdown import duration, joined, number, table
+from fedsaddle.report.markdown import all_named, duration, number, table
 from fedsaddle.report.spent import NOTHING_SPENT, Spent, spent_on
 from fedsaddle.runs import write_atomically
 
@@ -117,13 +117,13 @@ _OF_A_CLAIM = ("verdict", "effect", "95 %", "decided by", "seeds", "beside", "eq
 def _page(hall: Hall, rows: Sequence[Judged], command: str) -> Iterator[str]:
     cost, form = whole_cost(hall), hall.form
     yield _IN_LITTLE if form.stand_in else _WHOLE
-    yield f"Measured at commit {joined(cost.commits)} by:"
+    yield f"Measured at commit {all_named(cost.commits)} by:"
     yield ""
     yield f"    {command}"
     yield ""
     ready = sum(hall.finished(name) for name in hall.trials)
     yield f"{ready} of {len(hall.trials)} trials have come to their end, after {duration(cost.seconds)} of"
-    yield f"computing on {joined(cost.devices)}."
+    yield f"computing on {all_named(cost.devices)}."
     yield _DONE.format(budget=_sizes(form.budget), tuning=form.tuning_seeds, seeds=_sizes(form.seeds))
     yield "## What the paper says, and what came out"
     yield ""
@@ -152,7 +152,7 @@ def _claims(rows: Sequence[Judged]) -> list[list[object]]:
                 *(one.claim.says, one.claim.where, one.data, one.settings, one.cohorts),
                 *(f"**{ruling.verdict}**", effect, within, ruling.told, ruling.seeds or ""),
                 *(one.beside, one.floats, one.time),
-                *(joined(one.spent.commits) if one.spent.seconds else "", f"{one.spent.seconds:.0f}"),
+                *(all_named(one.spent.commits) if one.spent.seconds else "", f"{one.spent.seconds:.0f}"),
             ]
         )
     return cells
@@ -166,7 +166,7 @@ def _exhibit(exhibit: Exhibit, hall: Hall) -> Iterator[str]:
     needed, cost = exhibit.needed(hall.trials), exhibit.spent(hall)
     ready = sum(hall.finished(trial.name) for trial in needed)
     if needed:
-        where = f" on {joined(cost.devices)} at {joined(cost.commits)}" if ready else ""
+        where = f" on {all_named(cost.devices)} at {all_named(cost.commits)}" if ready else ""
         many = f"{ready} of {len(needed)} trials, {duration(cost.seconds)}{where}"
         yield f"Made by `fedsaddle reproduce {exhibit.name}`: {many}."
         yield ""

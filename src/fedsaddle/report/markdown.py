@@ -18,7 +18,7 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def joined(words: Sequence[str]) -> str:
+def all_named(words: Sequence[str]) -> str:
     return " and ".join(words) or "unknown"
 
 
