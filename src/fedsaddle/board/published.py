@@ -33,7 +33,6 @@ _STAGES: dict[str, Drawn] = {"theta": [0.0, 0.1, 10.0], "K_0": [2000, 4000]}
 # recursive momenta may go as low.
 _RECURSIVE: dict[str, Drawn] = {"c_alpha": (0.03, 10.0), "rho": [0.0, 0.2, 1 / 3]}
 _SERVER: dict[str, Drawn] = {"eta_g": (1.0, 2.0), "gamma_g": (1.0, 2.0)}
-_FED_NORM = "Sharma, TMLR 2023; server steps as in Shen 2024"
 
 PUBLISHED: dict[str, Ranges] = {
     "cdma-nc": Ranges(_APPENDIX),
@@ -56,10 +55,6 @@ PUBLISHED: dict[str, Ranges] = {
     "fgda": Ranges("Huang, AISTATS 2024, in CDMA-ADA's terms", _RECURSIVE),
     "adafgda": Ranges("Huang, AISTATS 2024, in CDMA-ADA's terms", {**_RECURSIVE, "decay": [0.9, 0.99]}),
     "fednest": Ranges("Tarzanagh, ICML 2022: T = 1"),
-    "fed-norm-sgda": Ranges(_FED_NORM, _SERVER),
-    "fed-norm-sgda-plus": Ranges(_FED_NORM, _SERVER),
-    "drfa": Ranges("Deng, NeurIPS 2020", problems=("groups",)),
-    "afl": Ranges("Mohri, ICML 2019", problems=("groups",)),
     "server-eg": Ranges("FedEG of the FedDeepGMM project, 2026"),
     "server-ogda": Ranges("FedOGDA of the FedDeepGMM project, 2026"),
     "fedualex": Ranges("Bai & Bullins, ICLR 2024", {"eta_g": [1.0]}),
