@@ -34,7 +34,9 @@ SHARED = {
     "Entry": "a name of an experiment file: of algorithms, and of problems",
     "T": "a type of no matter what",
     "load": "what is in a file, made ready: an experiment's, and as fs.load a trained model's",
-    **dict.fromkeys(("export", "predict", "reproduce", "rescore", "sample"), "a command, and what it does"),
+    **dict.fromkeys(
+        ("board", "export", "predict", "reproduce", "rescore", "sample"), "a command, and what it does"
+    ),
     **dict.fromkeys(
         ("join", "local", "run", "serve", "sweep"), "a command, what it does, and what Flower does for it"
     ),

@@ -21,7 +21,7 @@ from fedsaddle.flower.policy import Policy
 from fedsaddle.flower.server import Deployment
 from fedsaddle.runs import Plan, RunFolder
 
-FULL = 30.0  # seconds before a server whose disk is full tries again
+DISK_FULL = 30.0  # seconds before a server whose disk is full tries again
 
 
 def serve(
@@ -77,8 +77,8 @@ def _server(plan: Plan, path: Path, keys: Path, address: tuple[str, int], way: W
             if not is_machines(error):
                 raise
             where = f" ({error.filename})" if error.filename else ""
-            say(f"{error.strerror}{where}; trying again in {FULL:g} s, from the last checkpoint")
-            end = time.monotonic() + FULL
+            say(f"{error.strerror}{where}; trying again in {DISK_FULL:g} s, from the last checkpoint")
+            end = time.monotonic() + DISK_FULL
             while time.monotonic() < end and not deployment.roll.asked():
                 time.sleep(0.1)
             return deploy.WAITED

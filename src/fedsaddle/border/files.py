@@ -80,6 +80,15 @@ def _toml(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
+def made_in_python(path: Path) -> bool:
+    """Whether an experiment.json was written for values made in Python, some of which no file can name."""
+    try:
+        tables = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):  # which whoever needs it will say
+        return False
+    return isinstance(tables, dict) and "python" in tables
+
+
 def _of_python(tables: dict[str, Any], path: Path) -> str:
     """Why a run that was begun in Python cannot be gone on with by name."""
     foreign = found if isinstance(found := tables["python"], list) else []

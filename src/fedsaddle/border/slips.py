@@ -38,9 +38,10 @@ def check_names(tables: Mapping[str, Any], only: Sequence[str] = ()) -> None:
     for place in VARIANTS:
         if isinstance(tables.get(place), dict):
             _look_at_variant(place, tables[place])
-    rules, bounds = tables.get("algorithms"), keys_of("steady.py", "Steady")
+    given, bounds = tables.get("algorithms"), keys_of("steady.py", "Steady")
+    rules = given if isinstance(given, dict) else {}
     home, classes = "algorithms/__init__.py", files.classes("algorithms/__init__.py", "ALGORITHMS")
-    for label, own in rules.items() if isinstance(rules, dict) else ():
+    for label, own in rules.items():
         name = own.get("algorithm", label) if isinstance(own, dict) else None
         if isinstance(name, str) and (not only or label in {meant(one, rules) for one in only}):
             if name in classes:

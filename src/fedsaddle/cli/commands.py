@@ -16,6 +16,7 @@ from rich.table import Table
 from fedsaddle import __version__
 from fedsaddle.border import files, plugins
 from fedsaddle.cli import keys, models
+from fedsaddle.cli.board import board
 from fedsaddle.cli.doctor import doctor
 from fedsaddle.cli.new import new
 from fedsaddle.cli.options import (
@@ -350,7 +351,7 @@ def join(
     raise typer.Exit(deploy.join(experiment, server, key, device, Terminal(out), **own))
 
 
-for _command in (reproduce, models.predict, models.export, models.sample, models.rescore, doctor):
+for _command in (reproduce, board, models.predict, models.export, models.sample, models.rescore, doctor):
     app.command()(_command)
 
 

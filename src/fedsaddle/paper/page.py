@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedsaddle.paper.claims import CLAIMS, UNDECIDED, Claim, Ruling, rule_on
-from fedsaddle.paper.evidence import NOTHING_SPENT, Spent, spent_on
 from fedsaddle.paper.exhibits import EXHIBITS
-from fedsaddle.paper.hall import SETTINGS, Exhibit, Hall, number, table
+from fedsaddle.paper.hall import SETTINGS, Exhibit, Hall
 from fedsaddle.paper.trials import COHORTS, CONTESTS, Contest, data_of, missing
+from fedsaddle.report.markdown import all_named, duration, number, table
+from fedsaddle.report.spent import NOTHING_SPENT, Spent, spent_on
 from fedsaddle.runs import write_atomically
 
 
@@ -120,13 +121,13 @@ _OF_A_CLAIM = ("verdict", "effect", "95 %", "decided by", "seeds", "beside", "eq
 def _page(hall: Hall, rows: Sequence[Judgement], command: str) -> Iterator[str]:
     cost, form = whole_cost(hall), hall.form
     yield _IN_LITTLE if form.stand_in else _WHOLE
-    yield f"Measured at commit {_joined(cost.commits)} by:"
+    yield f"Measured at commit {all_named(cost.commits)} by:"
     yield ""
     yield f"    {command}"
     yield ""
     ready = sum(hall.finished(name) for name in hall.trials)
-    yield f"{ready} of {len(hall.trials)} trials have come to their end, after {_duration(cost.seconds)} of"
-    yield f"computing on {_joined(cost.devices)}."
+    yield f"{ready} of {len(hall.trials)} trials have come to their end, after {duration(cost.seconds)} of"
+    yield f"computing on {all_named(cost.devices)}."
     yield _DONE.format(budget=_sizes(form.budget), tuning=form.tuning_seeds, seeds=_sizes(form.seeds))
     yield "## What the paper says, and what came out"
     yield ""
@@ -155,7 +156,7 @@ def _claims(rows: Sequence[Judgement]) -> list[list[object]]:
                 *(one.claim.says, one.claim.where, one.data, one.settings, one.cohorts),
                 *(f"**{ruling.verdict}**", effect, within, ruling.told, ruling.seeds or ""),
                 *(one.beside, one.floats, one.time),
-                *(_joined(one.spent.commits) if one.spent.seconds else "", f"{one.spent.seconds:.0f}"),
+                *(all_named(one.spent.commits) if one.spent.seconds else "", f"{one.spent.seconds:.0f}"),
             ]
         )
     return cells
@@ -169,16 +170,8 @@ def _exhibit(exhibit: Exhibit, hall: Hall) -> Iterator[str]:
     needed, cost = exhibit.needed(hall.trials), exhibit.spent(hall)
     ready = sum(hall.finished(trial.name) for trial in needed)
     if needed:
-        where = f" on {_joined(cost.devices)} at {_joined(cost.commits)}" if ready else ""
-        many = f"{ready} of {len(needed)} trials, {_duration(cost.seconds)}{where}"
+        where = f" on {all_named(cost.devices)} at {all_named(cost.commits)}" if ready else ""
+        many = f"{ready} of {len(needed)} trials, {duration(cost.seconds)}{where}"
         yield f"Made by `fedsaddle reproduce {exhibit.name}`: {many}."
         yield ""
     yield from exhibit.body(exhibit, hall)
-
-
-def _joined(words: Sequence[str]) -> str:
-    return " and ".join(words) or "unknown"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.1f} minutes"
