@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 
 from fedsaddle.checks import Checks
 from fedsaddle.core import Algorithm, Pair, Remembers
+from fedsaddle.data.federated import as_usual
 from fedsaddle.engine.accounting import kinds_up
 from fedsaddle.engine.memory import until_it_fits
 from fedsaddle.engine.visits import Extent, Nothing, Task, projected
@@ -158,6 +159,7 @@ class Study:
         """
         self.executor.release(self)
         release(self.device)
+        as_usual(self.device.type)
         self.next_meetings.clear()
         self.drawn.clear()
 
