@@ -118,8 +118,8 @@ def test_weights_on_clients_find_the_worst(rule):
     problem = Centres([-2.0, -1.5, 0.2, 1.0, 1.3, 2.5, 3.0, 0.0])
     everybody = {"fleet": fs.Everybody(), "quorum": fs.Quorum(invite=8), "batch": 1, "problem": problem}
     lanes = run(rule, seeds=(0,), rounds=300, **everybody)
-    assert lanes.server.z.x[0].item() == pytest.approx(0.5, abs=1e-6)
-    torch.testing.assert_close(lanes.server.z.y[0, [0, 6]], torch.full((2,), 0.5, dtype=torch.float64))
+    assert lanes.server.z.x[0].item() == pytest.approx(0.5, abs=1e-5)
+    assert lanes.server.z.y[0, [0, 6]].tolist() == pytest.approx([0.5, 0.5], abs=1e-5)
 
 
 def stationarity(rule, rounds):
