@@ -28,14 +28,15 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedsaddle import cli
 from fedsaddle.app.replay import replay_run
+from fedsaddle.border import files
 from fedsaddle.border.build import load
 from fedsaddle.core import Pair
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Everybody
 from fedsaddle.flower import client, deploy, keys, roll, server, waiting, wire
-from fedsaddle.flower._flwr import Signature
 from fedsaddle.flower.client import Memory, Site, client_app, learn, visit
 from fedsaddle.flower.post import ANSWER, FETCH, HERE, LEAVE
+from fedsaddle.flower.signing import Signature
 from fedsaddle.flower.supervise import Processes
 from fedsaddle.problem import Federation
 from fedsaddle.runs import RunFolder, execute
@@ -748,7 +749,7 @@ def test_nobody_is_invited_who_is_away_or_owes_an_answer(nine, tmp_path):
 def test_a_killed_server_goes_on_from_its_checkpoint_to_the_same_bits(nine, tmp_path):
     """Also CODASCA, whose clients must come back to what counted when the checkpoint was made."""
 
-    class Killed(Exception):
+    class Killed(BaseException):
         pass
 
     plan = plan_of(nine, algorithms=["cdma-one", "codasca"], rounds=5)
@@ -923,8 +924,8 @@ def test_keys_are_private_and_can_be_added_to(tmp_path):
 @pytest.mark.parametrize("text", ["nowhere", ":9092", "host:", "host:0", "host:99999", "host:port", "host:²"])
 def test_addresses_are_checked(text):
     with pytest.raises(BadInput, match="HOST:PORT"):
-        deploy.parse_address(text, "--server")
-    assert deploy.parse_address("[::1]:9092", "--server") == ("::1", 9092)
+        files.parse_address(text, "--server")
+    assert files.parse_address("[::1]:9092", "--server") == ("::1", 9092)
 
 
 # --- the commands -------------------------------------------------------------------------------------------
@@ -1142,7 +1143,8 @@ def check_strangers(fleet):
     wait_for(lambda: "online" in fleet.log("client-1"), 300, [fleet.serve])
     with httpx.Client(verify=context) as client:
         for signature, status in ((Signature(stranger), 401), (forged, 401), (Signature(own), 409)):
-            response = client.post(f"{base}{HERE}{'0' * 32}", content=b"", headers=signature.headers())
+            path = f"{HERE}{'0' * 32}"
+            response = client.post(base + path, content=b"", headers=signature.headers(path))
             assert response.status_code == status, response.text
     with httpx.Client(verify=context) as client:
         closed = (
@@ -1161,7 +1163,7 @@ def check_strangers(fleet):
             assert client.post(f"{base}/{path}", content=b"").status_code == 403
         for path in (f"{call}{'0' * 32}" for call in (HERE, LEAVE, FETCH, ANSWER)):
             assert client.post(f"{base}{path}", content=b"0" * 5_000_000).status_code == 401
-            headers = Signature(own).headers()
+            headers = Signature(own).headers(path)
             assert client.post(f"{base}{path}", content=b"0" * 5_000_000, headers=headers).status_code == 413
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://127.0.0.1:{fleet.port}{FETCH}", timeout=5)

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from fedsaddle.engine.executors.loop import Loop
     from fedsaddle.engine.executors.ray import Ray
     from fedsaddle.engine.executors.vectorised import Vectorised
+    from fedsaddle.engine.stationarity import Stationarity
     from fedsaddle.errors import BadInput, Notice
     from fedsaddle.faults import Faults
     from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
@@ -179,6 +180,7 @@ __all__ = [
     "ServerEG",
     "ServerOGDA",
     "Simplex",
+    "Stationarity",
     "Steady",
     "StepSize",
     "Swept",
@@ -223,6 +225,7 @@ _HOMES = {
         "engine.executors.loop": "Loop",
         "engine.executors.ray": "Ray",
         "engine.executors.vectorised": "Vectorised",
+        "engine.stationarity": "Stationarity",
         "errors": "BadInput Notice",
         "faults": "Faults",
         "fleet": "Dropout Everybody Latency Paper Quorum Trace",

@@ -20,7 +20,7 @@ from fedsaddle.history import Gathering, History
 
 LOST = "lost"
 Refusals = dict[tuple[int, int, int], str]  # (lane, phase, client): why its answer is refused, or LOST
-AHEAD = 256  # lanes' phases that are drawn for at once
+SPAN = 256  # lanes' phases that are drawn for at once
 NOBODY = Gathering([], [], [], {}, [], 0.0, Verdict.ABANDON, [])  # where a history has ended
 
 
@@ -134,7 +134,7 @@ def invitations(study: Study, round: int, number: int, out: list[set[int]]) -> T
 def drawn_ahead(study: Study, what: str, round: int, draw: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """What is drawn for a round, (phase, lane, ...): with those beside it, which costs no more than one."""
     phases = len(study.algorithm.phases())
-    span = max(1, AHEAD // (len(study.seeds) * phases))
+    span = max(1, SPAN // (len(study.seeds) * phases))
     first = round - round % span
     if study.drawn.get(what, (None,))[0] != first:
         rounds = torch.arange(first, first + span)[:, None, None]

@@ -29,7 +29,7 @@ from fedsaddle.errors import MOST, BadInput, printable
 from fedsaddle.flower._flwr import ClientApp, Context, RecordDict
 from fedsaddle.flower._flwr import Message as Envelope
 from fedsaddle.flower.journal import Journal
-from fedsaddle.flower.policy import Logbook, Policy, check_rows
+from fedsaddle.flower.policy import LANES, Logbook, Policy, check_rows
 from fedsaddle.flower.wire import (
     COUNT,
     FACT,
@@ -51,6 +51,7 @@ from fedsaddle.problem import Held, Problem
 from fedsaddle.runs import Plan, sealed, unsealed, write_atomically
 
 RUNS = 4  # runs that a device remembers; those it has not heard of for longest are over
+UNUSED = 8  # visits in a row that were not used, of which a lane keeps what came of them
 ANYTHING = Policy()
 
 
@@ -190,11 +191,15 @@ class Memory:
         self.folder = folder / "memory" / run / f"{algorithm}-{seed}"
 
     def recall(self, round: int, blank: Pair) -> Pair:
-        """What was kept in a round, or the beginning's. What is older is removed, once that could be read."""
+        """What was kept in a round, or the beginning's. What is older is removed, once that could be read.
+
+        What is newer was not used; some of it stays, for a server that has only forgotten it for a moment.
+        """
         kept = blank if round < 0 else self._read(round, blank)
-        for path in self.folder.glob("*.safetensors"):
-            if path.stem.isdecimal() and int(path.stem) < round:
-                path.unlink(missing_ok=True)
+        rounds = sorted(int(path.stem) for path in self.folder.glob("*.safetensors") if path.stem.isdecimal())
+        newer = [other for other in rounds if other > round]
+        for other in (*[other for other in rounds if other < round], *newer[:-UNUSED]):
+            (self.folder / f"{other}.safetensors").unlink(missing_ok=True)
         return kept
 
     def _read(self, round: int, blank: Pair) -> Pair:
@@ -213,9 +218,10 @@ class Memory:
     def keep(self, round: int, values: Pair) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.parent.touch()  # the run that was last visited
-        others = sorted(self.folder.parent.parent.iterdir(), key=lambda run: run.stat().st_mtime)
-        for run in others[:-RUNS]:
-            shutil.rmtree(run, ignore_errors=True)
+        self.folder.touch()  # and the lane
+        for place, most in ((self.folder.parent.parent, RUNS), (self.folder.parent, LANES)):
+            for old in sorted(place.iterdir(), key=lambda one: one.stat().st_mtime)[:-most]:
+                shutil.rmtree(old, ignore_errors=True)
         data = save({"x": values.x.contiguous(), "y": values.y.contiguous()})
         write_atomically(self.folder / f"{round}.safetensors", sealed(data))
 

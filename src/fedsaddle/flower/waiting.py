@@ -18,7 +18,7 @@ from fedsaddle.history import Gathering
 
 SLACK = 5.0  # seconds that an answer may come after the deadline before its message expires
 UNBOUNDED = 3600.0  # seconds a message lives if there is no deadline
-GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+NO_REPLY = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Wait:
                 self.roll.drop(owed, reply)
                 continue
             self.mine.discard(key)
-            if reply is None or (not reply.has_content() and reply.error.code in GONE):
+            if reply is None or (not reply.has_content() and reply.error.code in NO_REPLY):
                 self.lost.append(owed.client)
                 continue
             try:
