@@ -101,12 +101,12 @@ def measure(task: Task, problem: Any, fleet: fs.Latency, rule: Any, way: str) ->
     return times(task, problem, fleet, [one], quorum_of(way, deadline), FRESH)[0], told
 
 
-def interval(values: torch.Tensor) -> tuple[float, float, float]:
+def shown(values: torch.Tensor, form: str) -> str:
     """A geometric mean with its 95 % interval, by Student's t on logarithms."""
     logs = values.log()
     wide = float(stats.t.ppf(0.975, len(logs) - 1)) * float(logs.std()) / math.sqrt(len(logs))
-    mean = float(logs.mean())
-    return math.exp(mean), math.exp(mean - wide), math.exp(mean + wide)
+    mean, least, most = (format(math.exp(float(logs.mean()) + off), form) for off in (0, -wide, wide))
+    return f"{mean} ({least} to {most})"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -136,13 +136,15 @@ def main(arguments: Sequence[str]) -> None:
             there = int((found < math.inf).sum())
             found = found.clamp(max=task.horizon)
             waited = found if waited is None else waited
-            mean, least, most = interval(found)
-            ratio = interval(found / waited)
-            print(
-                f"| {label} | {way} | {told} | {there} of {len(FRESH)} "
-                f"| {mean:.0f} ({least:.0f} to {most:.0f}) | {ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f}) |",
-                flush=True,
-            )
+            cells = [
+                label,
+                way,
+                told,
+                f"{there} of {len(FRESH)}",
+                shown(found, ".0f"),
+                shown(found / waited, ".2f"),
+            ]
+            print(f"| {' | '.join(cells)} |", flush=True)
     print(f"\n{time.monotonic() - began:.0f} s", file=sys.stderr)
 
 
