@@ -58,7 +58,7 @@ def quadratic(**dials: Any) -> fs.Quadratic:
 
 def everyone(size: Size, **dials: Any) -> tuple[fs.Quadratic, fs.Quorum]:
     """An instance without randomness: all clients answer, with exact gradients."""
-    clients = 6 if size.little else 40
+    clients = 6 if size.little else 10
     small = {"dim_x": 1, "dim_y": 2} if size.little else {}  # so that it is soon where it goes
     return quadratic(clients=clients, **small, **dials), fs.Quorum(invite=clients)
 
