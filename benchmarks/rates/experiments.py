@@ -113,12 +113,13 @@ def t1(size: Size) -> list[Point]:
 def t3(size: Size) -> list[Point]:
     """The best of T-dependent steps for NC, h = c T^(-1/3), and of constant ones for ONE, at each T."""
     problem, quorum = everyone(size)
+    lengths = (16.0, 8.0, *H[:6])
     some = [2**5, 2**8] if size.little else size.horizons()
     found = []
     for T in some:
         scale = (some[0] / T) ** (1 / 3)
-        found.append(Point("cdma-nc", problem, tuple(nc(h * scale) for h in H), T, quorum=quorum))
-    constant = tuple(one(h) for h in H)
+        found.append(Point("cdma-nc", problem, tuple(nc(h * scale) for h in lengths), T, quorum=quorum))
+    constant = tuple(one(h) for h in lengths)
     found.append(Point("cdma-one", problem, constant, some[-1], read=tuple(some), quorum=quorum))
     return found
 
