@@ -49,7 +49,7 @@ FLOORS = [
     {"simulate", "outcome"},
     {"runs", "environment", "sweep"},
     {"border", "report", "tensorboard"},
-    {"flower", "paper"},
+    {"flower", "paper", "board"},
     {"app"},
     {"cli"},
 ]

@@ -142,7 +142,7 @@ def test_what_a_theorem_does_not_cover_is_refused():
         fs.CDMAADA.theorem_3(S=8, **{**KNOWN, "gap": 1.0})
     with pytest.raises(fs.BadInput, match="delta must be between 0 and L"):
         fs.CDMAADA.theorem_4(delta=2.0, S=8, **KNOWN)
-    with pytest.raises(fs.BadInput, match="kappa must be at least 1 and finite"):
+    with pytest.raises(fs.BadInput, match=r"kappa must be at least 1 and finite, got 0\.5"):
         fs.CDMAONE.theorem_2(S=8, T=10, **{**KNOWN, "kappa": 0.5})
     with pytest.raises(fs.BadInput, match="sigma must be two numbers"):
         fs.CDMAONE.theorem_2(S=8, T=10, **{**KNOWN, "sigma": 3.0})

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         FedAvgM,
         FedGDAGT,
         FedNest,
+        FedNormSGDA,
+        FedNormSGDAPlus,
         FeDualEx,
         LocalSGDAPlus,
         MomentumLocalSGDA,
@@ -138,6 +140,8 @@ __all__ = [
     "FedAvgM",
     "FedGDAGT",
     "FedNest",
+    "FedNormSGDA",
+    "FedNormSGDAPlus",
     "Federation",
     "Free",
     "Gradients",
@@ -208,7 +212,7 @@ _HOMES = {
     for home, names in {
         "algorithms": "ALGORITHMS CDMAADA CDMANC CDMAONE CODAPlus CODASCA CatalystScaffoldS "
         "ExtraStep LocalSGDAPlus ParallelSGDA FESSGDA FGDA FSGDA SAGDA AdaFGDA FeDualEx FedAvgM FedGDAGT "
-        "FedNest MomentumLocalSGDA ProxSkipVIP ServerEG ServerOGDA",
+        "FedNest FedNormSGDA FedNormSGDAPlus MomentumLocalSGDA ProxSkipVIP ServerEG ServerOGDA",
         "app.models": "load",
         "app.python": "Swept run sweep",
         "checks": "Checks",
