@@ -437,6 +437,32 @@ def fednest(x, y, seed, eta, gamma, T, K):
         yield x, y
 
 
+def fed_norm_sgda(x, y, seed, eta, gamma, eta_g, gamma_g, K, steps=None, plus=None):
+    """Client i makes steps[i] steps, or K. With `plus`, y ascends against an x of that many rounds."""
+    x_old = x
+    for t in range(ROUNDS):
+        ways, made = [], []
+        for i in cohort(seed, t, 0):
+            n = K if steps is None else steps[i]
+            x_i, y_i = x, y
+            for rows in minibatches(seed, t, 0, i, n):
+                gx, gy = gradient(x_i, y_i, rows)
+                if plus is not None:
+                    _, gy = gradient(x_old, y_i, rows)
+                x_i, y_i = x_i - eta * gx, y_i + gamma * gy
+            ways.append(((x_i - x) / n, (y_i - y) / n))
+            made.append(n)
+        (along_x, along_y), n = mean(ways), sum(made) / len(made)
+        x, y = x + n * eta_g * along_x, y + n * gamma_g * along_y
+        if plus is not None and (t + 1) % plus == 0:
+            x_old = x
+        yield x, y
+
+
+def fed_norm_sgda_plus(x, y, seed, eta, gamma, eta_g, gamma_g, s, K):
+    return fed_norm_sgda(x, y, seed, eta, gamma, eta_g, gamma_g, K, plus=s)
+
+
 def server_eg(x, y, seed, eta, gamma, K):
     for t in range(ROUNDS):
         x_ahead, y_ahead = ends_of_walks(x, y, seed, t, 0, eta, gamma, K)
@@ -554,6 +580,12 @@ CASES = [
     ),
     ("fednest", fednest, {"eta": 0.11, "gamma": 0.07, "T": 1, "K": 3}),
     ("fednest", fednest, {"eta": 0.11, "gamma": 0.07, "T": 2, "K": 3}),
+    ("fed-norm-sgda", fed_norm_sgda, {"eta": 0.11, "gamma": 0.07, "eta_g": 1.2, "gamma_g": 0.7, "K": 3}),
+    (
+        "fed-norm-sgda-plus",
+        fed_norm_sgda_plus,
+        {"eta": 0.11, "gamma": 0.07, "eta_g": 1.2, "gamma_g": 0.7, "s": 2, "K": 3},
+    ),
     ("server-eg", server_eg, {"eta": 0.11, "gamma": 0.07, "K": 3}),
     ("server-ogda", server_ogda, {"eta": 0.11, "gamma": 0.07, "K": 3}),
     ("fedualex", fedualex, {"eta_l": 0.09, "eta_g": 1.2, "K": 3}),

@@ -264,6 +264,21 @@ def test_a_device_remembers_a_few_runs_only(tmp_path, monkeypatch):
     assert sorted(path.name[-1] for path in (tmp_path / "memory").iterdir()) == ["3", "4"]
 
 
+def test_a_server_cannot_fill_a_device(tmp_path, monkeypatch):
+    """By seeds that there are not, nor by rounds of which none is ever used."""
+    monkeypatch.setattr(client, "LANES", 3)
+    blank = Pair(torch.zeros(1), torch.zeros(1))
+    for seed in range(9):
+        Memory(tmp_path, "0" * 32, "codasca", seed).keep(0, blank)
+    assert len(list((tmp_path / "memory" / ("0" * 32)).iterdir())) == 3
+    one = Memory(tmp_path, "1" * 32, "codasca", 0)
+    for number in range(50):
+        assert one.recall(5 if number > 5 else -1, blank) == blank
+        one.keep(number, blank)
+    rounds = sorted(int(path.stem) for path in one.folder.iterdir())
+    assert rounds == [5, *range(49 - client.UNUSED, 50)]
+
+
 # --- what a device lets a server ask -----------------------------------------------------------------------
 
 
@@ -376,6 +391,18 @@ def test_who_is_revoked_may_not_join_and_gets_another_key(tmp_path):
     assert after[1] != before[1]
     with pytest.raises(BadInput, match="no such client"):
         keys.revoke(tmp_path / "keys" / "server", 7)
+
+
+def test_a_key_of_another_certificate_is_refused_in_one_line(tmp_path):
+    """As after a renewal of which only a part was copied."""
+    keys.make(tmp_path / "keys", 1)
+    path = tmp_path / "keys" / "server" / "server.key"
+    before = path.read_bytes()
+    keys.renew(tmp_path / "keys")
+    assert not list(tmp_path.rglob("*.part"))
+    path.write_bytes(before)
+    with pytest.raises(BadInput, match="they do not belong together; where"):
+        keys.server_files(path.parent)
 
 
 def test_private_keys_that_others_can_read_are_refused(tmp_path):
@@ -558,7 +585,7 @@ def test_a_liar_garbage_in_the_database_and_monitoring(tmp_path):
 
 def test_a_full_disk_is_one_line_and_a_pause(nine, tmp_path, monkeypatch, capsys):  # noqa: F811
     """The server says so, waits, and is started again; nothing is counted against it."""
-    monkeypatch.setattr(app, "FULL", 0.2)
+    monkeypatch.setattr(app, "DISK_FULL", 0.2)
     plan = plan_of(nine)
 
     def full(*_):
@@ -607,7 +634,7 @@ def test_the_units_folders_are_all_that_must_be_writable(tmp_path):
         state=state,
         tmp=tmp_path,
         keys=tmp_path / "keys",
-        join=f"{program} join {path} --server 127.0.0.1:{port} --poll 0.3",
+        join=f"{program} join {path} --server 127.0.0.1:{port}",
         serve=f"{program} serve {path} --listen 127.0.0.1:{port}",
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT.parent / "src"), "TMPDIR": str(state / "tmp")}

@@ -6,7 +6,6 @@ from benchmarks import house
 EXCUSED = {
     "simulate.py:simulate": "its options are spelt out: they are the documentation",
     "simulate.py:make_study": "its options are spelt out: they are the documentation",
-    "app/python.py:sweep": "its options are spelt out: they are the documentation",
 }
 
 

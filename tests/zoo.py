@@ -32,6 +32,8 @@ NEWER = {
     "fgda": fs.FGDA(c_eta=0.05, c_gamma=0.08, c_alpha=0.7, rho=0.3, K=3),
     "adafgda": fs.AdaFGDA(c_eta=0.02, c_gamma=0.03, c_alpha=0.7, rho=0.3, decay=0.8, floor=0.05, K=3),
     "fednest": fs.FedNest(eta=0.05, gamma=0.08, T=2, K=3),
+    "fed-norm-sgda": fs.FedNormSGDA(eta=0.05, gamma=0.08, eta_g=1.2, gamma_g=0.8, K=3),
+    "fed-norm-sgda-plus": fs.FedNormSGDAPlus(eta=0.05, gamma=0.08, eta_g=1.2, gamma_g=0.8, s=2, K=3),
     "server-eg": fs.ServerEG(eta=0.05, gamma=0.08, K=3),
     "server-ogda": fs.ServerOGDA(eta=0.05, gamma=0.08, K=3),
     "fedualex": fs.FeDualEx(eta_l=0.05, eta_g=1.1, K=3),

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         FedAvgM,
         FedGDAGT,
         FedNest,
+        FedNormSGDA,
+        FedNormSGDAPlus,
         FeDualEx,
         LocalSGDAPlus,
         MomentumLocalSGDA,
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from fedsaddle.engine.executors.loop import Loop
     from fedsaddle.engine.executors.ray import Ray
     from fedsaddle.engine.executors.vectorised import Vectorised
+    from fedsaddle.engine.stationarity import Stationarity
     from fedsaddle.errors import BadInput, Notice
     from fedsaddle.faults import Faults
     from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
@@ -137,6 +140,8 @@ __all__ = [
     "FedAvgM",
     "FedGDAGT",
     "FedNest",
+    "FedNormSGDA",
+    "FedNormSGDAPlus",
     "Federation",
     "Free",
     "Gradients",
@@ -173,6 +178,7 @@ __all__ = [
     "ServerEG",
     "ServerOGDA",
     "Simplex",
+    "Stationarity",
     "Steady",
     "StepSize",
     "Swept",
@@ -206,7 +212,7 @@ _HOMES = {
     for home, names in {
         "algorithms": "ALGORITHMS CDMAADA CDMANC CDMAONE CODAPlus CODASCA CatalystScaffoldS "
         "ExtraStep LocalSGDAPlus ParallelSGDA FESSGDA FGDA FSGDA SAGDA AdaFGDA FeDualEx FedAvgM FedGDAGT "
-        "FedNest MomentumLocalSGDA ProxSkipVIP ServerEG ServerOGDA",
+        "FedNest FedNormSGDA FedNormSGDAPlus MomentumLocalSGDA ProxSkipVIP ServerEG ServerOGDA",
         "app.models": "load",
         "app.python": "Swept run sweep",
         "checks": "Checks",
@@ -217,6 +223,7 @@ _HOMES = {
         "engine.executors.loop": "Loop",
         "engine.executors.ray": "Ray",
         "engine.executors.vectorised": "Vectorised",
+        "engine.stationarity": "Stationarity",
         "errors": "BadInput Notice",
         "faults": "Faults",
         "fleet": "Dropout Everybody Latency Paper Quorum Trace",

@@ -60,6 +60,7 @@ class Quorum:
     deadline: Duration | None = None  # seconds after which the minimum is enough
     grace: Delay = 0.0  # seconds after the deadline in which the minimum may still be reached
     collect: Count | None = None  # S^ of phases without local steps, if it is another
+    partial_work: Duration | None = None  # seconds after which a device sends the steps that it has made
 
     def __post_init__(self) -> None:
         check(self)
@@ -72,6 +73,10 @@ class Quorum:
             )
         if self.grace and self.deadline is None:
             raise BadInput("grace begins at the deadline: give a deadline too")
+        if self.deadline is not None and (self.partial_work or 0) > self.deadline:
+            raise BadInput(
+                f"partial_work must be at most deadline ({self.deadline:g}), got {self.partial_work:g}"
+            )
         if self.collect is not None and self.collect < self.minimum:
             raise BadInput(f"collect must be at least minimum ({self.minimum}), got {self.collect}")
 
@@ -188,6 +193,7 @@ class Fleet(Protocol):
     """How the clients of a fleet answer.
 
     If it is `once_a_round`, those who answered in a round answer in it again, where cohorts are `answered`.
+    If devices wait before they begin, `begun(delays)` says how long; without it, they begin at once.
     """
 
     def check(self, clients: int) -> None:
@@ -347,6 +353,10 @@ class Trace:
         return torch.tensor(
             [[self.delay(i, clock) for i in lane] for lane, clock in lanes], dtype=torch.float64
         )
+
+    def begun(self, delays: Tensor) -> Tensor:
+        """When a device that answers then has begun."""
+        return delays - self.seconds
 
     def delay(self, client: int, now: float) -> float:
         moment = now % self.period

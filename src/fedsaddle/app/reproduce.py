@@ -103,7 +103,7 @@ SECONDS = {
 }
 
 
-class Estimate(NamedTuple):
+class Outlook(NamedTuple):
     """How far an exhibit is, and how long what is left may take. Trials may be behind several exhibits."""
 
     name: str
@@ -114,7 +114,7 @@ class Estimate(NamedTuple):
     here: bool  # whether all of that was measured on this form, in these folders
 
 
-def estimates(out: Path, form: Form = FULL, device: str | None = None) -> list[Estimate]:
+def estimates(out: Path, form: Form = FULL, device: str | None = None) -> list[Outlook]:
     """All exhibits, and at last all of them together."""
     every = trials(form)
     hall = hall_of(form, out, out)
@@ -129,7 +129,7 @@ def estimates(out: Path, form: Form = FULL, device: str | None = None) -> list[E
         seconds = sum(one.lane_rounds * pace.get(one.contest.name, usual[one.contest.kind]) for one in left)
         here = all(one.contest.name in pace for one in left)
         title = "everything" if name == EVERYTHING else EXHIBITS[name].title
-        found.append(Estimate(name, title, len(behind) - len(left), len(behind), seconds, here))
+        found.append(Outlook(name, title, len(behind) - len(left), len(behind), seconds, here))
     return found
 
 

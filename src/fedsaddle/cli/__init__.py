@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 import warnings
@@ -84,7 +85,10 @@ def _show_notices() -> None:
     otherwise = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-        if issubclass(category, Notice):
+        slow = re.match("There is a performance drop.* batching rule for ([^ ]+)[.] ", str(message))
+        if slow:
+            message = f"PyTorch computes {slow[1]} for one client after another, which is slower than for all"
+        if slow or issubclass(category, Notice):
             print(f"note: {message}", file=sys.stderr, flush=True)
         else:
             otherwise(message, category, *rest)

@@ -38,7 +38,7 @@ from fedsaddle.cli.options import (
 )
 from fedsaddle.cli.reproduce import reproduce
 from fedsaddle.cli.watch import watch
-from fedsaddle.errors import BadInput, meant, printable
+from fedsaddle.errors import BadInput, check_count, meant, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -287,6 +287,7 @@ def serve(
     ] = None,
 ) -> None:
     """Run an experiment on the devices that join."""
+    files.parse_address(listen, "--listen")
     which = chosen.experiment(experiment, "run")
 
     from fedsaddle.app import deploy
@@ -305,6 +306,7 @@ def local(
     nodes: Annotated[int, typer.Option(help="How many devices, each a process of this machine.")] = 4,
 ) -> None:
     """Try a deployment on this machine: a server, devices, keys, everything."""
+    check_count("--nodes", nodes)
     which = chosen.experiment(experiment, "run")
 
     from fedsaddle.app import deploy
@@ -336,6 +338,7 @@ def join(
     code: Code = None,
 ) -> None:
     """Take part in an experiment as one device."""
+    files.parse_address(server, "--server")
     plugins.check_approved(*files.read_tables(experiment), code or ())
 
     from fedsaddle.app import deploy

@@ -62,8 +62,9 @@ class Calls(NamedTuple):
     place: Tensor  # (lane, answer): where a lane's answers are among the visits
     answers: Tensor  # (lane,): how many it has; none for a lane that sits out
     t: Tensor  # (lane,): rounds completed before this one
-    steps: Tensor  # (lane,)
+    planned: Tensor  # (lane,): the local steps of a walk that is not cut short
     key: Tensor  # (lane,): what all draws of its clients come from
+    steps: Tensor  # (visit,): the local steps that it makes
     corrupt: Tensor  # (visit,): whether its answer is spoilt
 
 
@@ -176,7 +177,8 @@ class Study:
         return [kinds_up(phase) for phase in self.algorithm.phases()]
 
     def task(self, number: int) -> Task:
-        return Task(self.problem, self.federation, self.algorithm, number, self.batch, self.steady)
+        cut = self.quorum.partial_work is not None and self.algorithm.phases()[number].length(0.0) > 0
+        return Task(self.problem, self.federation, self.algorithm, number, self.batch, self.steady, cut)
 
     def per_lane(self, rule: Callable[..., Any], *stacked: Any) -> Any:
         """rule(algorithm, ...) for every lane, with the lane's own hyperparameters."""

@@ -98,7 +98,7 @@ class _Oracle:
     """A client that answers anything, and notes what it was asked for."""
 
     def __init__(self, kept: Pair) -> None:
-        self.t, self.kept, self.asked = torch.ones(()), kept, set[str]()
+        self.t, self.steps, self.kept, self.asked = torch.ones(()), torch.ones(()), kept, set[str]()
 
     def grad(self, z: Pair, xi: object) -> Pair:
         return z
@@ -109,6 +109,9 @@ class _Oracle:
 
     def project(self, z: Pair) -> Pair:
         return z
+
+    def normalised(self, start: Pair, end: Pair) -> Pair:
+        return end
 
     def walk(self, move: Callable[..., Any], start: Any) -> Any:
         self.asked.add("minibatches")

@@ -18,7 +18,7 @@ from fedsaddle.report.spent import NOTHING_SPENT, Spent, spent_on
 from fedsaddle.runs import write_atomically
 
 
-class Judged(NamedTuple):
+class Judgement(NamedTuple):
     """A claim on one dataset, with one kind of settings, under one rule of cohorts."""
 
     claim: Claim
@@ -32,9 +32,9 @@ class Judged(NamedTuple):
     spent: Spent
 
 
-def judged(hall: Hall) -> list[Judged]:
+def judged(hall: Hall) -> list[Judgement]:
     """Every claim, wherever it is made. What was not run is undecided, and says so."""
-    found: list[Judged] = []
+    found: list[Judgement] = []
     for contest in CONTESTS.values():
         claims = [claim for claim in CLAIMS if contest.name in claim.contests]
         for settings, cohorts in product(SETTINGS, contest.cohorts) if claims else ():
@@ -49,12 +49,16 @@ def judged(hall: Hall) -> list[Judged]:
     return sorted(found, key=lambda one: order[id(one.claim)])
 
 
-def _judged(hall: Hall, claims: list[Claim], contest: Contest, settings: str, cohorts: str) -> list[Judged]:
+def _judged(
+    hall: Hall, claims: list[Claim], contest: Contest, settings: str, cohorts: str
+) -> list[Judgement]:
     evidence, data = hall.evidence(contest.name, cohorts, settings), data_of(contest, hall.form)
     if evidence is None:
         why = missing(contest, hall.form) or "not run yet"
         empty = Ruling(UNDECIDED, why)
-        return [Judged(claim, data, settings, cohorts, empty, "", "", "", NOTHING_SPENT) for claim in claims]
+        return [
+            Judgement(claim, data, settings, cohorts, empty, "", "", "", NOTHING_SPENT) for claim in claims
+        ]
     first, beside = contest.metrics
     columns = [
         rule_on(claims, evidence, metric, measure)
@@ -66,12 +70,12 @@ def _judged(hall: Hall, claims: list[Claim], contest: Contest, settings: str, co
         )
     ]
     return [
-        Judged(claim, data, settings, cohorts, main, a.verdict, b.verdict, c.verdict, evidence.spent)
+        Judgement(claim, data, settings, cohorts, main, a.verdict, b.verdict, c.verdict, evidence.spent)
         for claim, main, a, b, c in zip(claims, *columns, strict=True)
     ]
 
 
-def tally(rows: Sequence[Judged]) -> str:
+def tally(rows: Sequence[Judgement]) -> str:
     counts = Counter(one.ruling.verdict for one in rows)
     return ", ".join(f"{counts[word]} {word}" for word in ("confirmed", "contradicted", "undecided"))
 
@@ -114,7 +118,7 @@ _CLAIM = ("claim", "where", "data", "settings", "cohorts")
 _OF_A_CLAIM = ("verdict", "effect", "95 %", "decided by", "seeds", "beside", "equal floats", "equal time")
 
 
-def _page(hall: Hall, rows: Sequence[Judged], command: str) -> Iterator[str]:
+def _page(hall: Hall, rows: Sequence[Judgement], command: str) -> Iterator[str]:
     cost, form = whole_cost(hall), hall.form
     yield _IN_LITTLE if form.stand_in else _WHOLE
     yield f"Measured at commit {all_named(cost.commits)} by:"
@@ -140,7 +144,7 @@ def _sizes(by_kind: Mapping[str, int]) -> str:
     return ", ".join(f"{count} ({kind})" for kind, count in by_kind.items())
 
 
-def _claims(rows: Sequence[Judged]) -> list[list[object]]:
+def _claims(rows: Sequence[Judgement]) -> list[list[object]]:
     cells: list[list[object]] = []
     for one in rows:
         ruling = one.ruling

@@ -25,7 +25,7 @@ from fedsaddle.engine.phase import conclude, exchange, padded, visits_in, withou
 from fedsaddle.engine.study import CPU, Executor, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Given, Stage, Task, Visits, answer, batch_rows, walked
 from fedsaddle.errors import BadInput, Notice
-from fedsaddle.mishaps import out_of_memory, place_of
+from fedsaddle.mishaps import in_words, is_engines, out_of_memory, place_of
 from fedsaddle.problem import Measured, floats, name_of
 
 T = TypeVar("T")
@@ -33,6 +33,7 @@ SMALL, PIECE = 8 << 20, 32 << 20  # bytes that visits hold which are asked all a
 SHARES = 4  # pieces, at least, of what is not small
 SHORT = (2, 3)  # steps of the walks whose memory is measured
 TOGETHER = 8  # lanes that a GPU evaluates at once
+ALONE = "if PyTorch cannot do this for many clients at once, --engine loop, executor=Loop(), asks one by one"
 
 
 class Vectorised(Executor):
@@ -246,19 +247,11 @@ class Vectorised(Executor):
         mapped = (batch_rows(task, extent, given), given, None if stage is None else stage.state)
         try:
             return torch.func.vmap(one, in_dims=(0, 0, None if mapped[2] is None else 0))(*mapped)
-        except RuntimeError as error:
-            if not str(error).startswith("vmap:"):
+        except (RuntimeError, BadInput) as error:
+            told = _unmapped(error, f"{name_of(task.problem)} with {type(task.algorithm).__name__}")
+            if told is None:
                 raise
-            who = f"{name_of(task.problem)} with {type(task.algorithm).__name__}"
-            if "random" in str(error):
-                raise BadInput(
-                    f"{who} draws random numbers of its own: draw them by draws.uniform(xi.key, ...)"
-                ) from error
-            raise BadInput(
-                f"{who} cannot be computed for many clients at once, for it looks at values (.item(), if, a "
-                f"shape that depends on them){place_of(error)}: write it without, or use --engine loop, "
-                "executor=Loop()"
-            ) from error
+            raise told from error
 
     def _need(self, task: Task, extent: Extent, visits: Callable[[], Visits]) -> int:
         """The memory of one visit, measured once for each phase by asking one client alone.
@@ -276,6 +269,24 @@ class Vectorised(Executor):
             self._needs[kind] = (max(1, short), max(0, longer[0] - short) if longer else 0)
         least, growth = self._needs[kind]
         return least + growth * max(0, extent.steps - SHORT[0]) // (SHORT[1] - SHORT[0])
+
+
+def _unmapped(error: RuntimeError | BadInput, who: str) -> BadInput | None:
+    """What went wrong under a map, in words; none, if it has them, or if the engine knows what to do.
+
+    One client of every phase was computed alone before, and went well.
+    """
+    if isinstance(error, BadInput):
+        odd = isinstance(error.__cause__, RuntimeError) and "executor=" not in str(error)
+        return BadInput(f"{error}; {ALONE}") if odd else None
+    if not str(error).startswith("vmap:"):
+        return None if is_engines(error) else BadInput(f"{who} failed: {in_words(error)}; {ALONE}")
+    if "random" in str(error):
+        return BadInput(f"{who} draws random numbers of its own: draw them by draws.uniform(xi.key, ...)")
+    return BadInput(
+        f"{who} cannot be computed for many clients at once, for it looks at values (.item(), if, a shape "
+        f"that depends on them){place_of(error)}: write it without, or use --engine loop, executor=Loop()"
+    )
 
 
 def with_prefetch(extent: Extent, device: torch.device) -> Extent:
