@@ -945,12 +945,12 @@ def wait_for(what, seconds, processes=()):
 class Fleet:
     """A server and nodes as a person starts them, each a process of its own."""
 
-    def __init__(self, folder, experiment, nodes=4):
+    def __init__(self, folder, experiment, nodes=4, more=()):
         self.folder, self.experiment, self.port = folder, experiment, deploy.free_port()
         self.keys, self.run, self.processes = folder / "keys", folder / "run", []
         keys.make(self.keys, nodes)
         place = ["--keys", self.keys / "server", "--listen", f"127.0.0.1:{self.port}", "--out", self.run]
-        self.serve = self.start("server", [*FEDSADDLE, "serve", experiment, *place])
+        self.serve = self.start("server", [*FEDSADDLE, "serve", experiment, *place, *more])
 
     def start(self, name, command):
         log = (self.folder / f"{name}.log").open("ab")
@@ -1132,9 +1132,10 @@ def test_a_server_that_is_killed_comes_back_to_the_same_bits(tmp_path):
 
 
 def test_devices_join_with_their_own_files(own, tmp_path):
-    """The commands as a person types them, and Ctrl-C on a node."""
+    """The commands as a person types them, for the last of two algorithms, and Ctrl-C on a node."""
     path, files = own
-    with Fleet(tmp_path, path, nodes=3) as fleet:
+    path.write_text(OWN + "cdma-ada = { c_eta = 0.05, c_gamma = 0.08, c_alpha = 0.7, rho = 0.3 }\n")
+    with Fleet(tmp_path, path, nodes=3, more=("--algorithm", "cdma-ada")) as fleet:
         nodes = []
         for client, file in enumerate(files):
             place = ["--server", f"localhost:{fleet.port}", "--key", fleet.keys / f"node-{client}"]

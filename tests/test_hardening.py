@@ -510,6 +510,17 @@ def test_a_journal_is_private_dated_and_bounded(tmp_path, monkeypatch, capsys):
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ line 19", capsys.readouterr().err.splitlines()[-1])
 
 
+def test_a_log_that_cannot_be_written_ends_nothing_but_is_spoken_of(tmp_path, capsys):
+    (tmp_path / "audit.jsonl").mkdir()
+    log = journal.Journal(tmp_path / "audit.jsonl")
+    log.say("a line")
+    with pytest.raises(OSError, match="Is a directory"):
+        log.note("phase")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith(" a line")
+    assert said[1].endswith("audit.jsonl cannot be written: Is a directory")
+
+
 def test_a_device_writes_down_what_it_was_asked(nine, tmp_path):  # noqa: F811
     plan = plan_of(nine, FOUR, algorithms=["cdma-nc"], rounds=3)
     grid = Clients(plan, tmp_path / "nodes")

@@ -121,7 +121,9 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
                 listener = metrics.endpoint(server.metrics, status_file(socket), server.keys)
                 family.start("metrics", listener.serve_forever, server.room / "metrics.log")
                 listener.server_close()  # here; the process has its own
-            server.journal.note("started", clients=sorted(public), listen="{}:{}".format(*server.address))
+            server.journal.note_if_it_can(
+                "started", clients=sorted(public), listen="{}:{}".format(*server.address)
+            )
             while True:
                 socket.unlink(missing_ok=True)
                 store.check_database(server.room / "link.db", server.journal.say)
@@ -144,7 +146,7 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
                 began = time.monotonic()
                 code = _rounds(server, public, family, hub, socket, asked, remind, resumed)
                 if code is not None:
-                    server.journal.note("ended", code=code)
+                    server.journal.note_if_it_can("ended", code=code)
                     return code
                 why = "does not answer" if hub.alive() else "has ended"
                 say(f"the SuperLink {why}; starting it again")
