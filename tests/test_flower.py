@@ -786,6 +786,13 @@ def test_devices_train_on_rows_that_the_server_never_sees(own, tmp_path):
     quick = dataclasses.replace(seen.studies["cdma-one"], fleet=Everybody())
     simulated(dataclasses.replace(seen, studies={"cdma-one": quick}), tmp_path / "sim")
     assert_same_end(tmp_path / "real", tmp_path / "sim")
+    with pytest.raises(BadInput, match="replay --data"):
+        list(replay_run(tmp_path / "real"))
+    with pytest.raises(BadInput, match="has 3 clients, each with a file; got 2"):
+        list(replay_run(tmp_path / "real", rows=files[:2]))
+    (one,) = replay_run(tmp_path / "real", engine="loop", rows=files)  # who has them all can
+    assert one.exact
+    assert one.agrees
     last = (tmp_path / "real" / "rounds.csv").read_text().splitlines()
     assert last[0].endswith("time_simulated,test_auc,test_precision")
 
