@@ -64,6 +64,7 @@ class Calls(NamedTuple):
     answers: Tensor  # (lane,): how many it has; none for a lane that sits out
     t: Tensor  # (lane,): rounds completed before this one
     planned: Tensor  # (lane,): the local steps of a walk that is not cut short
+    chance: Tensor  # (lane,): a draw that all of its clients have in common
     key: Tensor  # (lane,): what all draws of its clients come from
     steps: Tensor  # (visit,): the local steps that it makes
     corrupt: Tensor  # (visit,): whether its answer is spoilt
