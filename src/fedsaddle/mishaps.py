@@ -25,7 +25,7 @@ MEANT = {
     "Batching rule not implemented": "has an operation that PyTorch cannot compute for many clients at once: "
     "leave it out, or use --engine loop, executor=Loop()",
 }
-OURS = {"fedsaddle", "torch", "ray", "flwr", *sys.stdlib_module_names} - {"__main__"}
+NOT_THEIRS = {"fedsaddle", "torch", "ray", "flwr", *sys.stdlib_module_names} - {"__main__"}
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
@@ -51,7 +51,7 @@ def place_of(error: BaseException) -> str:
     frames = [
         (frame, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in OURS
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in NOT_THEIRS
     ]
     own = [one for one in frames if not any(part in one[0].f_code.co_filename for part in INSTALLED)]
     if not frames:

@@ -1,5 +1,6 @@
 """The command line.
 
+    board       all algorithms on all tasks and fleets
     commands    what can be asked for
     doctor      what is wrong or slow here
     keys        who is the server, and who may join
@@ -60,7 +61,7 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        runs = {"run", "sweep", "serve", "local", "reproduce"} & set(sys.argv[1:])
+        runs = {"run", "sweep", "serve", "local", "reproduce", "board"} & set(sys.argv[1:])
         hint = "; a run that was saved can be resumed" if runs else ""
         print(f"error: {error.strerror or error}{where}{hint}", file=sys.stderr)
         sys.exit(1)

@@ -26,7 +26,7 @@ LEVEL = 0.05  # a corrected p below this tells two algorithms apart
 FEWEST_SEEDS = 3  # that a test is made of
 FEW_SEEDS = 5  # with fewer, all rests on differences that are normal, and nothing shows that they are
 ALIKE = 1.1  # times as many floats are still the same budget
-LAST = 5  # evaluations whose mean says where a seed has settled
+SETTLED = 5  # evaluations whose mean says where a seed has settled
 
 
 class Comparison(NamedTuple):
@@ -165,7 +165,7 @@ def _finding(series: Series, metric: str, equal: int) -> Finding:
         abandoned=series.abandoned,
         diverged=sum(bool(lane.diverged) for lane in series.lanes),
         collapsed=None if meant.chance is None else sum(map(meant.collapsed, final.values())),
-        last={seed: fmean(p.metrics[metric] for p in points[-LAST:]) for seed, points in curves.items()},
+        last={seed: fmean(p.metrics[metric] for p in points[-SETTLED:]) for seed, points in curves.items()},
     )
 
 
