@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fedsaddle.app.run import PLAINLY, Way
 from fedsaddle.app.sitting import Sitting, resuming
 from fedsaddle.board.html import write_html
-from fedsaddle.board.matches import BoardTrial, Match, names_chosen, is_lost, matches_of, played
+from fedsaddle.board.matches import BoardTrial, Match, is_lost, matches_of, names_chosen, played
 from fedsaddle.board.page import Hung, write_board
 from fedsaddle.board.published import Entrant, shipped_entrants, submitted
 from fedsaddle.board.standings import all_standings
