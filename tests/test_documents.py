@@ -90,6 +90,7 @@ LISTED = {
     "python -m benchmarks.journeys": LONG,
     "python -m benchmarks.own_task": LONG,
     "python -m benchmarks.quadratic": LONG,
+    "python -m benchmarks.rates": "takes minutes: tests/test_rates.py does it in little",
     "python -m benchmarks.steady": LONG,
     "python -m pytest": GPU,
 }

@@ -151,15 +151,12 @@ def settings_told(curves: Curves) -> list[str]:
     return found
 
 
-def seeds_in(words: str) -> tuple[int, ...]:
-    return tuple(range(int(words)))
-
-
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="The theorems about CDMA, measured.")
     parser.add_argument("names", nargs="*", metavar="T", help=f"of {', '.join(EXPERIMENTS)}; by default all")
     parser.add_argument("--most", type=int, default=Size().most, help="the longest horizon, in rounds")
-    parser.add_argument("--seeds", type=seeds_in, default=Size().seeds, help="how many are reported")
+    parser.add_argument("--seeds", type=int, default=len(Size().seeds), help="fresh ones, which are reported")
+    parser.add_argument("--tuning", type=int, default=len(Size().tuning), help="seeds settings are chosen by")
     parser.add_argument("--jobs", type=int, default=cores(), help="processes; by default one a core")
     parser.add_argument("--folder", type=Path, default=Path("runs/rates"), help="where parts are kept")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
@@ -167,10 +164,10 @@ def main(words: Sequence[str] | None = None) -> None:
     unknown = [name for name in given.names if name not in EXPERIMENTS]
     if unknown:
         parser.error(f"nobody knows {unknown[0]}: there are {', '.join(EXPERIMENTS)}")
-    if given.most < 128 or given.jobs < 1 or not given.seeds:
-        parser.error("--most must be at least 128, --jobs and --seeds at least 1")
+    if given.most < 128 or min(given.jobs, given.seeds, given.tuning) < 1:
+        parser.error("--most must be at least 128, --jobs, --seeds and --tuning at least 1")
     torch.set_num_threads(1)
-    size = Size(given.most, seeds=given.seeds)
+    size = Size(given.most, tuple(range(100, 100 + given.tuning)), tuple(range(given.seeds)))
     given.out.mkdir(parents=True, exist_ok=True)
     for name in given.names or EXPERIMENTS:
         experiment, way = EXPERIMENTS[name], Way(given.folder, given.jobs)

@@ -14,7 +14,7 @@ import fedsaddle as fs
 from benchmarks.rates.points import Point
 
 H = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125)
-C_H, C_ALPHA = (8.0, 4.0, 2.0, 1.0), (16.0, 8.0, 4.0, 2.0, 1.0)  # of CDMA-ADA: steps, alpha
+C_H, C_ALPHA = (16.0, 8.0, 4.0, 2.0), (4.0, 2.0, 1.0, 0.5, 0.25)  # of CDMA-ADA: steps, alpha
 TUNING, SEEDS = tuple(range(100, 108)), tuple(range(16))
 ONLY = (0,)  # the seed of what has no randomness
 
@@ -58,7 +58,7 @@ def quadratic(**dials: Any) -> fs.Quadratic:
 
 def everyone(size: Size, **dials: Any) -> tuple[fs.Quadratic, fs.Quorum]:
     """An instance without randomness: all clients answer, with exact gradients."""
-    clients = 6 if size.little else 40
+    clients = 6 if size.little else 10
     small = {"dim_x": 1, "dim_y": 2} if size.little else {}  # so that it is soon where it goes
     return quadratic(clients=clients, **small, **dials), fs.Quorum(invite=clients)
 
@@ -92,17 +92,18 @@ def t1(size: Size) -> list[Point]:
 
     The axis of K is K - 1: the first of K steps is made where all clients are, and does not drift.
     """
-    kappa, gamma = (2.0, 0.02) if size.little else (5.0, 0.05)
+    kappa, gamma = (2.0, 0.03) if size.little else (5.0, 0.05)
     problem, quorum = everyone(size, dissimilarity=0.3, heterogeneity=1.0, kappa=kappa)
-    lengths = ((0.05, 0.1, 0.2),) if size.little else ((0.05, 0.1), (0.25, 0.5), (1.0, 2.0, 4.0))
+    lengths = ((0.05, 0.1),) if size.little else ((0.05, 0.1), (0.25, 0.5), (1.0, 2.0, 4.0))
     steps = (2, 8) if size.little else (2, 4, 8, 16, 32)
-    slower = 1.0 if size.little else kappa  # how much shorter steps of x are
     found = []
     for rule, name in ((nc, "cdma-nc"), (one, "cdma-one")):
         curve, other = f"{name}, h at K = 8", f"{name}, K - 1 at gamma = {gamma}"
-        places = [(curve, hs, tuple(rule(h, 8, slower) for h in hs), hs) for hs in lengths]
-        if not (size.little and rule is one):
-            places += [(other, (gamma * K,), (rule(gamma * K, K, slower),), (K - 1.0,)) for K in steps]
+        places = [(curve, hs, tuple(rule(h, 8, kappa) for h in hs), hs) for hs in lengths]
+        if size.little and rule is one:
+            places = [(curve, (0.2,), (one(0.2, 8, kappa),), (0.2,))]
+        else:
+            places += [(other, (gamma * K,), (rule(gamma * K, K, kappa),), (K - 1.0,)) for K in steps]
         found += [
             Point(curve, problem, settings, round(1500 / min(hs)), xs=xs, quorum=quorum, settle=True)
             for curve, hs, settings, xs in places
@@ -113,12 +114,13 @@ def t1(size: Size) -> list[Point]:
 def t3(size: Size) -> list[Point]:
     """The best of T-dependent steps for NC, h = c T^(-1/3), and of constant ones for ONE, at each T."""
     problem, quorum = everyone(size)
+    lengths = (16.0, 8.0, *H[:6])
     some = [2**5, 2**8] if size.little else size.horizons()
     found = []
     for T in some:
         scale = (some[0] / T) ** (1 / 3)
-        found.append(Point("cdma-nc", problem, tuple(nc(h * scale) for h in H), T, quorum=quorum))
-    constant = tuple(one(h) for h in H)
+        found.append(Point("cdma-nc", problem, tuple(nc(h * scale) for h in lengths), T, quorum=quorum))
+    constant = tuple(one(h) for h in lengths)
     found.append(Point("cdma-one", problem, constant, some[-1], read=tuple(some), quorum=quorum))
     return found
 
@@ -126,8 +128,8 @@ def t3(size: Size) -> list[Point]:
 def t5(size: Size) -> list[Point]:
     """K = 1, where all clients are as one: which step sizes take the fewest rounds?"""
     settings = tuple(
-        fs.CDMAONE(2 ** (-n / 2) * 4 * part, 2 ** (-n / 2) * 4, K=1)
-        for n in range(8)
+        fs.CDMAONE(2 ** (-n / 2) * 8 * part, 2 ** (-n / 2) * 8, K=1)
+        for n in range(10)
         for part in (1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125)
     )
     return [
@@ -146,33 +148,34 @@ def t5(size: Size) -> list[Point]:
 
 
 def t6(size: Size, alone: bool = False) -> list[Point]:
-    """Rounds to |grad Phi|^2 <= 1e-6 by K, at five dissimilarities; at kappa 10, with ONE's exact gradients.
+    """Rounds to |grad Phi|^2 <= 1e-12 by K, at five dissimilarities; at kappa 10, with ONE's exact gradients.
 
+    So small a goal, and x slower than elsewhere, that there are rounds to count at K = 128.
     If `alone`, one client walks a round, and all are asked for gradients (T6b).
     """
     unlike = (0.1, 1.0) if size.little else (0.0, 0.02, 0.1, 0.4, 1.0)
     Ks = (1, 2, 4, 8) if size.little else (1, 2, 4, 8, 16, 32, 64, 128)
-    gammas = [4 * 2 ** (-n / 2) for n in range(8 if size.little else 14)]
+    gammas = [8 * 2 ** (-n / 2) for n in range(10 if size.little else 16)]
     found = []
     for dissimilarity in unlike:
         problem, quorum = everyone(size, kappa=10.0, heterogeneity=1.0, dissimilarity=dissimilarity)
         if alone:
             quorum = fs.Quorum(invite=1, collect=quorum.invite)
         for K in Ks:
-            settings = tuple(fs.CDMAONE(gamma / 10, gamma, K) for gamma in gammas)
+            settings = tuple(fs.CDMAONE(gamma / 40, gamma, K) for gamma in gammas)
             curve = f"dissimilarity {dissimilarity:g}{', one walks' if alone else ''}"
-            found.append(Point(curve, problem, settings, 4000, K, quorum=quorum, goal=1e-6))
+            found.append(Point(curve, problem, settings, 8000, K, quorum=quorum, goal=1e-12))
     return found
 
 
 def t6b(size: Size) -> list[Point]:
     """T6 beside the same with one client that walks."""
-    Ks = (4, 16, 64)
+    Ks = (4, 16)
     return [
         point
         for alone in (False, True)
         for point in t6(size, alone)
-        if point.x in Ks and "dissimilarity 0 " not in point.curve + " "
+        if point.x in Ks and point.problem.dissimilarity > 0
     ]
 
 
@@ -192,10 +195,11 @@ def t2(size: Size) -> list[Point]:
 
 
 def t4(size: Size) -> list[Point]:
-    problem, T = quadratic(clients=10_000), min(size.most, 1024)
+    problem, T = quadratic(clients=10_000), min(size.most, 1024)  # noise governs from T = 16 S on
     return [
         Point(name, problem, settings, T, S, quorum=fs.Quorum(invite=S))
         for S in (2, 4, 8, 16, 32, 64)
+        if 16 * S <= T
         for name, settings in grids().items()
     ]
 
@@ -210,20 +214,20 @@ def t5b(size: Size) -> list[Point]:
 
 
 def t7(size: Size) -> list[Point]:
-    """Few rounds at five K; and many at two, where K should no longer matter."""
+    """Few rounds at some K; and, if there may be so many, 4096 or more at two, where K no longer matters."""
     found = []
-    for dissimilarity in (0.02, 0.4):
+    for dissimilarity in (0.02, 0.4) if size.most > 1024 else (0.4,):
         problem = quadratic(heterogeneity=1.0, dissimilarity=dissimilarity)
-        for K in (1, 2, 4, 8, 16):
+        for K in (1, 2, 4, 8, 16) if size.most > 1024 else (1, 2, 4, 8):
             lengths = [h for h in (16.0, 8.0, *H[:5]) if h <= 4 * K]
             settings = {
                 "cdma-one": tuple(one(h, K) for h in lengths),
-                "cdma-ada": tuple(ada(2 * h, c, K) for h in lengths for c in (16.0, 4.0, 1.0)),
+                "cdma-ada": tuple(ada(2 * h, c, K) for h in lengths for c in (4.0, 1.0, 0.25)),
             }
             for name, own in settings.items():
                 curve, quorum = f"{name}, dissimilarity {dissimilarity:g}", fs.Quorum(invite=16)
                 found.append(Point(curve, problem, own, 256, K, read=(64, 256), quorum=quorum))
-                if K in (1, 4) and dissimilarity == 0.4 and size.most > 256:
+                if K in (1, 4) and dissimilarity == 0.4 and size.most >= 4096:
                     found.append(Point(curve, problem, own, size.most, K, quorum=quorum))
     return found
 

@@ -22,8 +22,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from fedsaddle.algorithms import theorems
-from fedsaddle.algorithms.theorems import Two
+from fedsaddle.algorithms.theorems import Two, theorem_1, theorem_2, theorem_3, theorem_4
 from fedsaddle.core import (
     Client,
     Count,
@@ -85,7 +84,7 @@ class CDMANC:
 
         Both are pairs, of x and of y. `gap` is Phi(x_0) - min Phi + (Phi(x_0) - f(z_0))/20.
         """
-        return cls(*theorems.theorem_1(L, kappa, sigma, G, S, K, T, gap), K)
+        return cls(*theorem_1(L, kappa, sigma, G, S, K, T, gap), K)
 
     def init(self, z: Pair) -> Point:
         return Point(z)
@@ -125,7 +124,7 @@ class CDMAONE:
 
         `gap` is Phi(x_0) - min Phi + (Phi(x_0) - f(z_0))/20.
         """
-        return cls(*theorems.theorem_2(L, kappa, sigma, S, K, T, gap), K)
+        return cls(*theorem_2(L, kappa, sigma, S, K, T, gap), K)
 
     def init(self, z: Pair) -> Corrected:
         return Corrected(z, zeros_like(z))
@@ -193,7 +192,7 @@ class CDMAADA:
         `gap` is Phi(x_0) - min Phi + (Phi(x_0) - f(z_0))/7. In practice steps and alpha are constants, some
         hundred times less than steps that work well: docs/theory.md says what that costs.
         """
-        eta, gamma, alpha = theorems.theorem_3(L, kappa, sigma, S, K, gap)
+        eta, gamma, alpha = theorem_3(L, kappa, sigma, S, K, gap)
         return cls(eta, gamma, alpha, rho=0.0, K=K)
 
     @classmethod
@@ -201,7 +200,7 @@ class CDMAADA:
         cls, L: float, kappa: float, delta: float, sigma: Two, *, S: int, K: int, gap: float
     ) -> CDMAADA:
         """Those of Theorem 4, for clients whose Hessians are at most 2 `delta` from that of f."""
-        eta, gamma, alpha = theorems.theorem_4(L, kappa, delta, sigma, S, K, gap)
+        eta, gamma, alpha = theorem_4(L, kappa, delta, sigma, S, K, gap)
         return cls(eta, gamma, alpha, rho=0.0, K=K)
 
     def eta(self, t: Tensor) -> Tensor:

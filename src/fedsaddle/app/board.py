@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fedsaddle.app.run import PLAINLY, Way
 from fedsaddle.app.sitting import Sitting, resuming
 from fedsaddle.board.html import write_html
-from fedsaddle.board.matches import BoardTrial, Match, is_lost, matches_of, names_chosen, played
+from fedsaddle.board.matches import BoardTrial, Match, check_known, is_lost, matches_of, played
 from fedsaddle.board.page import Hung, write_board
 from fedsaddle.board.published import Entrant, shipped_entrants, submitted
 from fedsaddle.board.standings import all_standings
@@ -76,11 +76,11 @@ class Draw:
     @cached_property
     def wanted(self) -> list[Match]:
         known = {one.label: one for one in self.entrants[0]}
-        names = names_chosen("algorithm of the board", self.chosen.algorithms, known)
+        names = check_known("algorithm of the board", self.chosen.algorithms, known)
         if self.chosen.algorithms:  # who was entered is meant
             names += [one.label for one in self.entrants[0] if one.algorithm in self._references]
-        tasks = names_chosen("task of the board", self.chosen.tasks, self.form.tasks)
-        fleets = names_chosen("fleet of the board", self.chosen.fleets, dict.fromkeys(self.form.fleets))
+        tasks = check_known("task of the board", self.chosen.tasks, self.form.tasks)
+        fleets = check_known("fleet of the board", self.chosen.fleets, dict.fromkeys(self.form.fleets))
         return [
             match
             for match in self.matches

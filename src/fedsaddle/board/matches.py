@@ -210,7 +210,7 @@ def is_lost(match: Match) -> bool:
     return is_finished(match.out / match.trials[0].name) and not match.winners()
 
 
-def names_chosen(what: str, names: Sequence[str], known: Mapping[str, Any]) -> list[str]:
+def check_known(what: str, names: Sequence[str], known: Mapping[str, Any]) -> list[str]:
     """Those that are meant, in the board's order; without any, all."""
     chosen = [meant(name, known) for name in names]
     for name in chosen:

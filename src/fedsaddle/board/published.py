@@ -15,24 +15,24 @@ from fedsaddle.algorithms import ALGORITHMS, Entry
 from fedsaddle.errors import BadInput
 from fedsaddle.steady import step_sizes
 
-Among = tuple[float, float] | list[Any] | str
+Domain = tuple[float, float] | list[Any] | str
 
 
 class Ranges(NamedTuple):
     """What is drawn for an algorithm's settings."""
 
     source: str
-    values: Mapping[str, Among] = {}
+    values: Mapping[str, Domain] = {}
     everybody: bool = False  # whether all clients must be invited, and answer
     problems: tuple[str, ...] = ()  # the only ones that it is for; without any, all
 
 
 _APPENDIX = "the appendix of the CDMA paper (AAAI 2023), AUC maximisation"
-_STAGES: dict[str, Among] = {"theta": [0.0, 0.1, 10.0], "K_0": [2000, 4000]}
+_STAGES: dict[str, Domain] = {"theta": [0.0, 0.1, 10.0], "K_0": [2000, 4000]}
 # The appendix has 0.95 to 10. On a quadratic a tenth of that is best (docs/results/quadratic.md), so that all
 # recursive momenta may go as low.
-_RECURSIVE: dict[str, Among] = {"c_alpha": (0.03, 10.0), "rho": [0.0, 0.2, 1 / 3]}
-_SERVER: dict[str, Among] = {"eta_g": (1.0, 2.0), "gamma_g": (1.0, 2.0)}
+_RECURSIVE: dict[str, Domain] = {"c_alpha": (0.03, 10.0), "rho": [0.0, 0.2, 1 / 3]}
+_SERVER: dict[str, Domain] = {"eta_g": (1.0, 2.0), "gamma_g": (1.0, 2.0)}
 
 PUBLISHED: dict[str, Ranges] = {
     "cdma-nc": Ranges(_APPENDIX),
@@ -137,7 +137,7 @@ def _step(name: str, steps: StepRanges) -> tuple[float, float]:
     return steps.both if name.endswith("_l") else steps.x
 
 
-def _as_grid(choice: Among) -> Any:
+def _as_grid(choice: Domain) -> Any:
     if isinstance(choice, tuple):
         low, high = choice
         return {"low": low, "high": high, "log": True}
