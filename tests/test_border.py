@@ -335,7 +335,7 @@ def test_the_resolved_experiment_says_every_key(tmp_path):
     assert found["problem"] == {"name": "quadratic"} | dataclasses.asdict(Quadratic(clients=20, kappa=10.0))
     assert found["fleet"] == {"model": "paper", "least": 0.5}
     assert found["quorum"] == {"invite": 8, "enough": None, "minimum": 1, "deadline": None, "grace": 0.0}
-    assert found["merge"] == {"rule": "mean", "clip": None}
+    assert found["merge"] == {"rule": "mean", "clip": None, "weights": "equal", "most_weight": 10.0}
     assert (found["checks"], found["faults"], found["history"]) == (None, None, False)
     assert found["algorithms"]["cdma-one"] == {"algorithm": "cdma-one", "eta": 0.01, "gamma": 0.01, "K": 2}
     mine = {"algorithm": "codasca", "invite": 4, "eta_l": 0.01, "eta_g": 1.0, "theta": 0.0, "beta": 1.0}

@@ -227,7 +227,7 @@ def _fleet_called(given: object) -> str:
 def notes_of(studies: Sequence[Study]) -> list[str]:
     """What was asked for, and has no effect in any of some studies that differ in their algorithms alone."""
     one = studies[0]
-    parts = {"problem": one.problem, "fleet": one.fleet, "faults": one.faults}
+    parts = {"problem": one.problem, "fleet": one.fleet, "faults": one.faults, "merge": one.merge}
     notes = [f"{name}: {note}" for name, part in parts.items() for note in getattr(part, "notes", ())]
     sent = {kind for study in studies for kinds in study.kinds for kind in kinds.values()}
     for name, norms in (("merge.clip", one.merge.clip), ("checks.norm", one.checks and one.checks.norm)):

@@ -20,7 +20,7 @@ from fedsaddle.engine.gather import drawn_ahead
 from fedsaddle.engine.study import Calls, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Task, Visits, projected, untouched
 from fedsaddle.errors import BadInput
-from fedsaddle.merges import clipped
+from fedsaddle.merges import clipped, weighted
 
 Answers = Callable[[Task, Extent, Visits], Answer | Lost]
 
@@ -116,8 +116,9 @@ def padded(inputs: PhaseInputs, visits: int) -> PhaseInputs:
     calls, kept = inputs.calls, inputs.kept
     place = torch.arange(visits, device=calls.lane.device).clamp(max=len(calls.lane) - 1)
     lane, client, corrupt = (values[place] for values in (calls.lane, calls.client, calls.corrupt))
-    calls = calls._replace(lane=lane, client=client, corrupt=corrupt)
-    return PhaseInputs(inputs.server, calls, tree_map(lambda rows: rows[place], kept))
+    kept, weight = tree_map(lambda rows: rows[place], (kept, calls.weight))
+    calls = calls._replace(lane=lane, client=client, corrupt=corrupt, weight=weight)
+    return PhaseInputs(inputs.server, calls, kept)
 
 
 def without_padding(result: PhaseResult, visits: int) -> PhaseResult:
@@ -159,9 +160,11 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
 
     turn = Turn(calls.t.to(count.dtype), count / len(study.problem.federation))
     clips = bounds(study.merge.clip, study.kinds[number])
-    if clips:
+    if clips or isinstance(calls.weight, Tensor):
         sent: Message = tree_map(lambda values: values[calls.lane], send(study, server, number))
         up = clipped(up, sent, clips)
+    if isinstance(calls.weight, Tensor):
+        up = weighted(up, sent, calls.weight, study.kinds[number])
     merged = tree_map(lambda answers: study.merge.rule(answers[calls.place], there), up)
     return study.per_lane(one, server, turn, merged)
 
