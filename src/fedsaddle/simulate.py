@@ -10,6 +10,7 @@ import typing
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,7 +93,13 @@ def make_study(
     cohorts = cohorts_given(cohorts)
     if cohorts not in typing.get_args(Cohorts):
         raise BadInput(f"cohorts must be 'independent', 'invited' or 'answered', got {shown(cohorts)}")
+    if quorum.stratified and strata is None:
+        raise BadInput(
+            "a stratified quorum needs strata: say sampling = { strata = ... } (in Python, strata=...)"
+        )
     fleet.check(clients)
+    if hasattr(fleet, "tied") and not (isinstance(problem, Held) and problem.away):
+        fleet = fleet.tied(partial(strata_of, problem.federation))
 
     known = hyperparameters(type(settings[0]))
     place = machine.device_named(str(device))

@@ -120,7 +120,8 @@ WOULD_DO = {
     "samples": "a whole number or [fewest, most]",
     "seeds": "such as '0-4', or a list of whole numbers",
     "sampling": "'uniform', 'size', a list of weights, or { strata = 'COLUMN' }",
-    "rate": "a number, or a list with one for each client",
+    "rate": "a number, a list with one for each client, or such as { label = [one for each stratum] }",
+    "slow": "a number, a list with one for each client, or such as { label = [one for each stratum] }",
     "positive": "one of the labels",
     "clip": "a number above 0, or a table with one for parameters, gradients or 'control variates'",
     "norm": "a number above 0, or a table with one for parameters, gradients or 'control variates'",
@@ -152,6 +153,8 @@ def _valid(
 
 
 def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
