@@ -6,7 +6,8 @@ stationarity at x', which is predicted and compared with what CDMA-ADA comes to 
 `auc`: the devices that hold the class to be found are slower, and the server goes on with the first 8 of 16.
 
 Both compare the remedies: weights by the inverse propensity, a stratified quorum, waiting for everybody.
-Writes availability-TASK.csv and .png to docs/results, or to the folder that is named, and prints a table.
+Writes availability-NAME.csv and .png to docs/results, or to the folder that is named, and prints a table;
+NAME is `quadratic`, or what the experiment is about.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ from torch import Tensor
 import fedsaddle as fs
 from fedsaddle.border.build import load
 from fedsaddle.engine import machine
-from fedsaddle.engine.course import Row, course
+from fedsaddle.engine.course import Row, Stop, course
+from fedsaddle.engine.study import Study
 from fedsaddle.simulate import ProgressLine
+from fedsaddle.strata import strata_of
 
 RATE = 0.8  # at which half of the quadratic's clients fail to answer
 SLOWDOWNS = (1.0, 2.0, 4.0)  # of the devices that hold the class to be found
 WEIGHTS = ["merge.weights=inverse_propensity"]
+MEAN = -1  # in place of a seed: at the mean of all seeds' x
 STRATA = ["sampling={strata='positive'}", "quorum.stratified=true"]
 
 
@@ -113,8 +117,7 @@ def quadratic(given: argparse.Namespace) -> list[Line]:
         )
         lines += [_line(contender, RATE, row, "stationarity") for row in out.rows]
         mean = torch.stack([z.x for z in out.z]).mean(0)
-        end = lines[-1]._replace(seed=-1, value=float(problem.grad_phi(mean).square().sum()))
-        lines.append(end)  # of the seeds' mean x: the bias, without most of the variance
+        lines.append(lines[-1]._replace(seed=MEAN, value=float(problem.grad_phi(mean).square().sum())))
     print(f"predicted for the mean of the answers: {predicted(problem, rates):.5f}")
     return lines
 
@@ -153,7 +156,18 @@ def auc(given: argparse.Namespace) -> list[Line]:
                 told(stop)
                 lines += [_line(contender, slowdown, row, "test_auc") for row in stop.rows]
             told.close()
+            if stop.lanes.attendance is not None:
+                print(f"slowdown {slowdown:g}: {holders_told(plan.studies[given.algorithm], stop)}")
     return lines
+
+
+def holders_told(study: Study, stop: Stop) -> str:
+    """How much those who hold the class to be found had of the merges."""
+    strata = strata_of(study.problem.federation, "positive")
+    attendance = stop.lanes.attendance
+    assert attendance is not None
+    invited, used = (float(counts[..., strata == 1].sum()) for counts in attendance)
+    return f"holders of positives had {used / invited:.1%} of what they would have had if all had answered"
 
 
 # --- what is told ----------------------------------------------------------------------------------------
@@ -166,7 +180,7 @@ def ends(lines: Sequence[Line]) -> dict[tuple[float, str], list[Line]]:
         last[line.setting, line.contender, line.seed] = line
     found: dict[tuple[float, str], list[Line]] = {}
     for (setting, contender, seed), line in last.items():
-        if seed >= 0:
+        if seed != MEAN:
             found.setdefault((setting, contender), []).append(line)
     return found
 
@@ -181,39 +195,52 @@ def interval(values: Sequence[float]) -> float:
 
 def table(lines: Sequence[Line], digits: int) -> str:
     """Means over the seeds with 95 % intervals, in Markdown."""
-    of_means = {(line.setting, line.contender): line.value for line in lines if line.seed < 0}
-    about_means = " at the seeds' mean |" if of_means else ""
+    at_mean = {(line.setting, line.contender): line.value for line in lines if line.seed == MEAN}
+    parted = " bias | variance |" if at_mean else ""
     out = [
-        f"| setting | contender | mean | spread of the seeds | worst and best |{about_means} hours |",
-        "|---|---|---|---|---|---|" + ("---|" if of_means else ""),
+        f"| setting | contender | mean |{parted} worst and best | simulated hours |",
+        "|---|---|---|" + ("---|---|" if parted else "") + "---|---|",
     ]
-    for (setting, contender), own in ends(lines).items():
+    for place, own in ends(lines).items():
         values = [line.value for line in own]
-        spread = statistics.stdev(values) if len(values) > 1 else float("nan")
-        extra = f" {of_means[setting, contender]:.{digits}f} |" if of_means else ""
-        out.append(
-            f"| {setting:g} | {contender} | {statistics.fmean(values):.{digits}f} ± "
-            f"{interval(values):.{digits}f} | {spread:.{digits}f} | {min(values):.{digits}f}, "
-            f"{max(values):.{digits}f} |{extra} {statistics.fmean(line.hours for line in own):.2f} |"
-        )
+        mean, hours = statistics.fmean(values), statistics.fmean(line.hours for line in own)
+        cells = [f"{place[0]:g}", place[1], f"{mean:.{digits}f} ± {interval(values):.{digits}f}"]
+        if parted:
+            bias = squared_bias(mean, at_mean[place], len(values))
+            cells += [f"{bias:.{digits}f}", f"{mean - bias:.{digits}f}"]
+        cells += [f"{min(values):.{digits}f}, {max(values):.{digits}f}", f"{hours:.2f}"]
+        out.append(f"| {' | '.join(cells)} |")
     return "\n".join(out)
+
+
+def squared_bias(mean: float, at_mean: float, seeds: int) -> float:
+    """|E grad Phi(x)|^2, of the mean of the seeds' |grad Phi(x)|^2 and that at their mean x.
+
+    As grad Phi of a quadratic is linear, the first is bias + variance, the second bias + variance / seeds.
+    """
+    return (seeds * at_mean - mean) / (seeds - 1) if seeds > 1 else float("nan")
 
 
 def draw(lines: Sequence[Line], path: Path, guide: Mapping[str, float]) -> None:
     """The quadratic: stationarity by rounds. AUC: where it ends and how long it takes, by slowdown."""
-    lines = [line for line in lines if line.seed >= 0]
+    lines = [line for line in lines if line.seed != MEAN]
     settings = sorted({line.setting for line in lines})
     by_round = len(settings) == 1
     figure, places = plt.subplots(1, 1 if by_round else 2, figsize=(9, 3.8), layout="constrained")
     axes = [places] if by_round else list(places)
-    for contender in dict.fromkeys(line.contender for line in lines):
+    for number, contender in enumerate(dict.fromkeys(line.contender for line in lines)):
         own = [line for line in lines if line.contender == contender]
         if by_round:
-            _curve(axes[0], contender, {at: [o.value for o in own if o.round == at] for at in _rounds(own)})
+            _curve(
+                axes[0],
+                number,
+                contender,
+                {at: [o.value for o in own if o.round == at] for at in _rounds(own)},
+            )
             continue
         last = {at: ends(own)[at, contender] for at in settings}
-        _curve(axes[0], contender, {at: [line.value for line in there] for at, there in last.items()})
-        _curve(axes[1], contender, {at: [line.hours for line in there] for at, there in last.items()})
+        _curve(axes[0], number, contender, {at: [line.value for line in there] for at, there in last.items()})
+        _curve(axes[1], number, contender, {at: [line.hours for line in there] for at, there in last.items()})
     for name, value in guide.items():
         axes[0].axhline(value, color="black", linestyle=":", linewidth=1, label=name)
     if by_round:
@@ -232,11 +259,12 @@ def _rounds(lines: Sequence[Line]) -> list[int]:
     return sorted({line.round for line in lines})
 
 
-def _curve(place: plt.Axes, label: str, values: Mapping[float, Sequence[float]]) -> None:
+def _curve(place: plt.Axes, number: int, label: str, values: Mapping[float, Sequence[float]]) -> None:
     """Means, with a band of the 95 % interval."""
     means = [statistics.fmean(own) for own in values.values()]
     widths = [interval(own) for own in values.values()]
-    (drawn,) = place.plot(list(values), means, "o-", markersize=3, label=label)
+    width = max(1.2, 4 - number)  # so that of lines that lie on each other all are seen
+    (drawn,) = place.plot(list(values), means, "o-", markersize=3, linewidth=width, label=label)
     low, high = zip(*((mean - w, mean + w) for mean, w in zip(means, widths, strict=True)), strict=True)
     place.fill_between(list(values), low, high, alpha=0.15, color=drawn.get_color())
 
@@ -251,13 +279,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--slowdowns", type=float, nargs="+", default=SLOWDOWNS)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--name", default=None, help="what the files are called")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     began, spent = time.monotonic(), time.process_time()
     lines = quadratic(given) if given.task == "quadratic" else auc(given)
-    name = given.name or f"availability-{given.task}"
+    task = given.task if given.task == "quadratic" else given.experiment.removeprefix("auc-")
+    name = f"availability-{task}"
     with (given.out / f"{name}.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Line._fields)

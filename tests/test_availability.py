@@ -365,7 +365,8 @@ def test_the_benchmark_runs_and_tells(tmp_path, capsys):
     availability.main(["auc", *small, "--out", str(tmp_path)])
     told = capsys.readouterr().out
     assert "predicted for the mean of the answers: " in told
+    assert "slowdown 2: holders of positives had " in told
     for contender in ("| 0.8 | weights, at most 10 | ", "| 2 | first 8, stratified | "):
         assert contender in told
-    for name in ("availability-auc.png", "availability-quadratic.csv"):
+    for name in ("availability-digits.png", "availability-quadratic.csv"):
         assert (tmp_path / name).exists()
