@@ -50,7 +50,7 @@ class Gap:
         self.trained = {
             "noise apart": ["problem.noise=apart"],
             f"full gradients in chunks of {batch}": [f"problem.chunk={batch}"],
-            "one cohort for both phases": ["cohorts=same"],
+            "one cohort for both phases": ["cohorts=invited"],
         }
         self.judged = {
             "nested splits": ["problem.splits=nested"],

@@ -32,16 +32,7 @@ from fedsaddle.paper.claims import (
     Unmeasured,
     rule_on,
 )
-from fedsaddle.paper.evidence import (
-    NOTHING_SPENT,
-    Evidence,
-    compare,
-    is_finished,
-    mean_interval,
-    median_interval,
-    share_interval,
-    sign_test,
-)
+from fedsaddle.paper.evidence import Evidence
 from fedsaddle.paper.exhibits import EXHIBITS
 from fedsaddle.paper.forms import FULL, QUICK
 from fedsaddle.paper.grids import GRIDS, refined, size
@@ -55,7 +46,9 @@ from fedsaddle.paper.trials import (
     trials,
     winners_of,
 )
+from fedsaddle.report.paired import compare, mean_interval, median_interval, share_interval, sign_test
 from fedsaddle.report.reading import Evaluation, Lane, Series
+from fedsaddle.report.spent import NOTHING_SPENT, is_finished
 from fedsaddle.report.statistics import area
 from fedsaddle.sweep import settings, to_toml
 

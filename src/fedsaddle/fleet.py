@@ -24,8 +24,8 @@ from fedsaddle import draws
 from fedsaddle.core import Count, Range
 from fedsaddle.errors import MOST, BadInput, Notice, without_effect
 from fedsaddle.ranges import Delay, Duration, Rate, check
-from fedsaddle.rates import Rates, by_stratum, check_each, rate_of
-from fedsaddle.traces import joined_spans, read_trace
+from fedsaddle.rates import ClientRates, by_stratum, check_each, rate_of
+from fedsaddle.traces import read_trace, whole_spans
 
 NEVER = math.inf
 
@@ -60,6 +60,7 @@ class Quorum:
     deadline: Duration | None = None  # seconds after which the minimum is enough
     grace: Delay = 0.0  # seconds after the deadline in which the minimum may still be reached
     collect: Count | None = None  # S^ of phases without local steps, if it is another
+    partial_work: Duration | None = None  # seconds after which a device sends the steps that it has made
     stratified: bool = False  # of each stratum, wait for its share of the S_t
 
     def __post_init__(self) -> None:
@@ -73,6 +74,10 @@ class Quorum:
             )
         if self.grace and self.deadline is None:
             raise BadInput("grace begins at the deadline: give a deadline too")
+        if self.deadline is not None and (self.partial_work or 0) > self.deadline:
+            raise BadInput(
+                f"partial_work must be at most deadline ({self.deadline:g}), got {self.partial_work:g}"
+            )
         if self.collect is not None and self.collect < self.minimum:
             raise BadInput(f"collect must be at least minimum ({self.minimum}), got {self.collect}")
 
@@ -212,7 +217,7 @@ class Fleet(Protocol):
     """How the clients of a fleet answer.
 
     If it is `once_a_round`, those who answered in a round answer in it again, where cohorts are `answered`.
-
+    If devices wait before they begin, `begun(delays)` says how long; without it, they begin at once.
     It may be `tied` to the clients' data, by a function that gives each client's stratum by a column.
     """
 
@@ -263,7 +268,7 @@ class Paper:
 class Dropout:
     """Each client fails to answer with a rate of its own; the others take one second."""
 
-    rate: Rates = 0.3
+    rate: ClientRates = 0.3
 
     def __post_init__(self) -> None:
         if isinstance(self.rate, list):
@@ -287,7 +292,7 @@ class Latency:
 
     median: Duration = 10.0  # seconds, of a fast device
     spread: Annotated[float, Range(least=0, most=10)] = 0.5  # standard deviation of the delay's logarithm
-    slow: Rates = 0.3  # the part of clients on slow devices, or the chance that one is
+    slow: ClientRates = 0.3  # the part of clients on slow devices, or the chance that one is
     slowdown: Annotated[float, Range(above=0, most=MOST)] = 4.0  # how much longer these take
     dropout: Rate = 0.0  # the rate at which any client does not answer at all
 
@@ -342,7 +347,7 @@ class Trace:
         period = max(end for client in spans.values() for _, end in client)
         # Three laps hold every span that begins within a lap from now, whole.
         laps = {
-            client: joined_spans(
+            client: whole_spans(
                 [(start + n * period, end + n * period) for n in range(3) for start, end in own]
             )
             for client, own in spans.items()
@@ -368,6 +373,10 @@ class Trace:
         return torch.tensor(
             [[self.delay(i, clock) for i in lane] for lane, clock in lanes], dtype=torch.float64
         )
+
+    def begun(self, delays: Tensor) -> Tensor:
+        """When a device that answers then has begun."""
+        return delays - self.seconds
 
     def delay(self, client: int, now: float) -> float:
         moment = now % self.period

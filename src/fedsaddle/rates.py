@@ -10,10 +10,12 @@ from torch import Tensor
 from fedsaddle.errors import BadInput
 from fedsaddle.ranges import Rate
 
-Rates = Rate | tuple[Rate, ...] | dict[str, tuple[Rate, ...]]  # for all; for each client; or by a column
+ClientRates = (
+    Rate | tuple[Rate, ...] | dict[str, tuple[Rate, ...]]
+)  # for all; for each; or by a column
 
 
-def by_stratum(name: str, rates: Rates, strata: Callable[[str], Tensor]) -> Rates:
+def by_stratum(name: str, rates: ClientRates, strata: Callable[[str], Tensor]) -> ClientRates:
     """One for each client, of rates for the strata by a column."""
     if not isinstance(rates, dict):
         return rates
@@ -29,14 +31,14 @@ def by_stratum(name: str, rates: Rates, strata: Callable[[str], Tensor]) -> Rate
     return tuple(torch.tensor(each, dtype=torch.float64)[stratum].tolist())
 
 
-def check_each(name: str, rates: Rates, clients: int) -> None:
+def check_each(name: str, rates: ClientRates, clients: int) -> None:
     if isinstance(rates, tuple) and len(rates) != clients:
         raise BadInput(
             f"{name} must be one number or one for each of the {clients} clients, got {len(rates)}"
         )
 
 
-def rate_of(rates: Rates, clients: Tensor) -> Tensor:
+def rate_of(rates: ClientRates, clients: Tensor) -> Tensor:
     """The rate of each client, where all have the same or each its own."""
     values = torch.tensor(rates, dtype=torch.float64)
     return values[clients] if values.dim() else values

@@ -1,4 +1,4 @@
-"""The file of a trace: when which clients are reachable."""
+"""Files that say when each client is reachable."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ def read_trace(path: Path) -> tuple[dict[int, list[tuple[float, float]]], str]:
         found.setdefault(client, []).append((start, end))
     if not found:
         raise BadInput(f"{path}: no client is ever reachable")
-    spans = {client: joined_spans(sorted(own)) for client, own in found.items()}
+    spans = {client: whole_spans(sorted(own)) for client, own in found.items()}
     return spans, hashlib.sha256(data).hexdigest()
 
 
-def joined_spans(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def whole_spans(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Spans in their order, with those that touch made one."""
     joined = [spans[0]]
     for start, end in spans[1:]:
         if start <= joined[-1][1]:

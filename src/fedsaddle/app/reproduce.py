@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedsaddle.app.run import PLAINLY, Way, run, sweep
+from fedsaddle.app.run import PLAINLY, Way
+from fedsaddle.app.sitting import Sitting, resuming
 from fedsaddle.engine.machine import device_named
 from fedsaddle.errors import BadInput, meant, unknown
-from fedsaddle.exits import INTERRUPTED
-from fedsaddle.paper.evidence import is_begun, is_finished, spent_on
 from fedsaddle.paper.exhibits import EXHIBITS
 from fedsaddle.paper.forms import FULL, Form
 from fedsaddle.paper.hall import Hall, hall_of
 from fedsaddle.paper.page import write_page
 from fedsaddle.paper.trials import Trial, trials
 from fedsaddle.report.reading import read_run
+from fedsaddle.report.spent import is_begun, spent_on
 from fedsaddle.report.sweeps import families_of
-from fedsaddle.runs import write_atomically
-from fedsaddle.sweep import to_toml
 
 EVERYTHING = "all"
 
@@ -67,76 +63,15 @@ def reproduce(
     if not resume and any(is_begun(out / name) for name in every):
         raise BadInput(f"{out} already holds trials: go on with --resume, or choose another --out")
     command = command or f"fedsaddle reproduce {' '.join(names)}"
-    code = _Sitting(out, device, minutes, way, _again(command)).through(chosen)
+    sitting = Sitting[Trial](
+        out, device, minutes, way, resuming(command), lambda trial: experiment_of_trial(trial, out)
+    )
+    code = sitting.through(chosen)
     return Reproduced(place, write_page(hall_of(form, out, place.parent), place, command), code)
-
-
-def _again(command: str) -> str:
-    return command if " --resume" in command else f"{command} --resume"
 
 
 def _behind(names: Sequence[str], every: dict[str, Trial]) -> set[str]:
     return {trial.name for name in names for trial in EXHIBITS[name].needed(every)}
-
-
-@dataclass(frozen=True)
-class _Sitting:
-    """Trials one after another, until they are done or time is up."""
-
-    out: Path
-    device: str | None
-    minutes: float | None
-    way: Way
-    again: str
-
-    def through(self, chosen: Sequence[Trial]) -> int:
-        """Run what is left of some trials, in their order. To an exit code."""
-        end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
-        for number, trial in enumerate(chosen, start=1):
-            folder, text = self.out / trial.name, to_toml(experiment_of_trial(trial, self.out))
-            self._check_same(trial, text)
-            if is_finished(folder):
-                continue
-            if end is not None and time.monotonic() >= end:
-                self.way.show.say(f"stopped after {self.minutes:g} minutes; go on with: {self.again}")
-                return INTERRUPTED
-            self.way.show.say(f"trial {number} of {len(chosen)}: {trial.name}")
-            code = self._run(trial, folder, text, end)
-            if code:
-                return code
-        return 0
-
-    def _check_same(self, trial: Trial, text: str) -> None:
-        """Refuse a trial that another form or version has begun."""
-        if is_begun(self.out / trial.name):
-            path = self._file(trial)
-            if not path.is_file() or path.read_text(encoding="utf-8") != text:
-                raise BadInput(
-                    f"{self.out / trial.name} was made by another experiment than {path.name} says today: "
-                    "choose another --out, or remove that folder and its .toml to run it again"
-                )
-
-    def _file(self, trial: Trial) -> Path:
-        return self.out / f"{trial.name}.toml"
-
-    def _run(self, trial: Trial, folder: Path, text: str, end: float | None) -> int:
-        file = self._file(trial)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, text.encode())
-        way = replace(
-            self.way,
-            folder=folder,
-            resume=(folder / "experiment.json").exists(),
-            tensorboard=False,
-            again=self.again,
-            asked=lambda: _or_late(self.way.asked(), end),
-        )
-        go = sweep if trial.sweeps else run
-        return go(str(file), way, device=self.device).code
-
-
-def _or_late(asked: Callable[[], bool], end: float | None) -> Callable[[], bool]:
-    return lambda: asked() or (end is not None and time.monotonic() >= end)
 
 
 def experiment_of_trial(trial: Trial, out: Path) -> dict[str, Any]:
@@ -168,7 +103,7 @@ SECONDS = {
 }
 
 
-class Estimate(NamedTuple):
+class Outlook(NamedTuple):
     """How far an exhibit is, and how long what is left may take. Trials may be behind several exhibits."""
 
     name: str
@@ -179,7 +114,7 @@ class Estimate(NamedTuple):
     here: bool  # whether all of that was measured on this form, in these folders
 
 
-def estimates(out: Path, form: Form = FULL, device: str | None = None) -> list[Estimate]:
+def estimates(out: Path, form: Form = FULL, device: str | None = None) -> list[Outlook]:
     """All exhibits, and at last all of them together."""
     every = trials(form)
     hall = hall_of(form, out, out)
@@ -194,7 +129,7 @@ def estimates(out: Path, form: Form = FULL, device: str | None = None) -> list[E
         seconds = sum(one.lane_rounds * pace.get(one.contest.name, usual[one.contest.kind]) for one in left)
         here = all(one.contest.name in pace for one in left)
         title = "everything" if name == EVERYTHING else EXHIBITS[name].title
-        found.append(Estimate(name, title, len(behind) - len(left), len(behind), seconds, here))
+        found.append(Outlook(name, title, len(behind) - len(left), len(behind), seconds, here))
     return found
 
 

@@ -142,7 +142,8 @@ def compute(study: Study, lanes: Lanes, ledger: Ledger, arrivals: Arrivals, refu
             sorted(end.used) if on else [] for end, on in zip(meetings[number], ledger.playing, strict=True)
         ]
         state.asked.update(which(ledger.playing))
-        calls, extent = calls_of(study, lanes.completed, round, number, asked)
+        cut = [end.steps for end in meetings[number]]
+        calls, extent = calls_of(study, lanes.completed, round, number, asked, cut)
         if lanes.attendance is not None:
             weight = weights_of(lanes.attendance, number, asked, study.merge.most_weight)
             calls = calls._replace(weight=weight.to(study.device))

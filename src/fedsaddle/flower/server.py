@@ -22,6 +22,7 @@ import torch
 from fedsaddle.checks import bounds
 from fedsaddle.core import Message, Remembers
 from fedsaddle.engine.gather import seats_of
+from fedsaddle.engine.partial import planned_steps
 from fedsaddle.engine.round import which
 from fedsaddle.engine.study import Event, Lanes, Study
 from fedsaddle.errors import MOST, BadInput
@@ -185,6 +186,8 @@ class Deployment:
             limits,
             most,
             measure,
+            planned_steps(study, round, number)[lane],
+            study.quorum.partial_work if study.task(number).partial else None,
             every if study.strata is None or seats is None else study.strata.tolist(),
             seats or Counter({0: quorum.wanted}),
         )

@@ -13,13 +13,13 @@ from fedsaddle.fleet import Quorum, Verdict
 from fedsaddle.flower._flwr import ErrorCode
 from fedsaddle.flower._flwr import Message as Envelope
 from fedsaddle.flower.roll import POLL, Owed, Roll
-from fedsaddle.flower.usual import Measure
-from fedsaddle.flower.wire import Header, Refused, header_of, pack, unpack
+from fedsaddle.flower.usual import KNOWN, Measure
+from fedsaddle.flower.wire import MADE, PARTIAL, Header, Refused, header_of, integer, pack, unpack
 from fedsaddle.history import Gathering
 
 SLACK = 5.0  # seconds that an answer may come after the deadline before its message expires
 UNBOUNDED = 3600.0  # seconds a message lives if there is no deadline
-GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+NO_REPLY = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
 
 @dataclass
@@ -39,10 +39,13 @@ class Wait:
     limits: dict[str, float]  # of an update's norm
     most: int  # refused answers of a client
     measure: Measure  # of updates, where the experiment gives no bound
+    planned: int  # local steps of a walk that is not cut short
+    partial: float | None  # seconds after which a device sends the steps that it has made
     strata: list[int]  # of each client
     seats: Counter[int]  # how many answers of each stratum are waited for
     invited: list[int] = field(default_factory=list)
     good: dict[int, Message] = field(default_factory=dict)  # by client, as they arrive
+    cut: dict[int, int] = field(default_factory=dict)  # the steps of walks that were cut short
     refused: dict[int, str] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
     away: dict[int, None] = field(default_factory=dict)  # whose turn came when they were not there, in order
@@ -55,7 +58,8 @@ class Wait:
         self.ask(self.next([client for client in order if client not in roll.barred(self.most)]))
         while True:
             self.hear()
-            self.sift()
+            if len(self.good) >= min(KNOWN, quorum.wanted):
+                self.sift()
             barred = roll.barred(self.most)
             others = [client for client in order if client not in self.invited and client not in barred]
             self.ask(self.next(others))  # those that failed are made up for
@@ -63,7 +67,7 @@ class Wait:
             able = [client for client in others if client not in self.invited and client in roll.online()]
             seated = self.seated()
             verdict = quorum.verdict(len(seated), len(self.mine) + len(able), elapsed)
-            if verdict is not Verdict.WAIT:
+            if verdict is not Verdict.WAIT and not self.sift():
                 break
             time.sleep(POLL)
         used = seated if verdict is Verdict.GO else []
@@ -78,6 +82,7 @@ class Wait:
             [],
             len(seated),
             roll.reckon(self.name, self.seed, self.phase),
+            {client: self.cut[client] for client in used if client in self.cut},
             tuple(client for client in self.away if client not in self.invited),
         )
 
@@ -115,9 +120,12 @@ class Wait:
         """Invite these clients."""
         bound = UNBOUNDED if self.quorum.deadline is None else self.quorum.deadline + self.quorum.grace
         expires = self.began + bound + SLACK
+        header = dict(self.header)
+        if self.partial is not None:
+            header[PARTIAL] = repr(max(0.0, self.began + self.partial - time.monotonic()))
         letters = {
             client: Envelope(
-                pack({**self.header, "client": client, "kept": self.kept(client)}, self.down),
+                pack({**header, "client": client, "kept": self.kept(client)}, self.down),
                 dst_node_id=self.roll.nodes[client],
                 message_type="train.visit",
                 ttl=max(1.0, expires - time.monotonic()),
@@ -137,7 +145,7 @@ class Wait:
                 self.roll.drop(owed, reply)
                 continue
             self.mine.discard(key)
-            if reply is None or (not reply.has_content() and reply.error.code in GONE):
+            if reply is None or (not reply.has_content() and reply.error.code in NO_REPLY):
                 self.lost.append(owed.client)
                 continue
             try:
@@ -146,12 +154,14 @@ class Wait:
                 self.refused[owed.client] = str(error)
                 self.roll.strike(owed.client, str(error), self.most)
 
-    def sift(self) -> None:
-        """Refuse what is far larger than this run's updates are."""
-        for client, why in self.measure.too_large(self.good, self.limits).items():
+    def sift(self) -> bool:
+        """Refuse what is far larger than this run's updates are; whether there was such a one."""
+        found = self.measure.too_large(self.good, self.limits)
+        for client, why in found.items():
             del self.good[client]
             self.refused[client] = why
             self.roll.strike(client, why, self.most)
+        return bool(found)
 
     def judged(self, reply: Envelope, client: int) -> Message:
         """An answer that can be used."""
@@ -159,9 +169,12 @@ class Wait:
             raise Refused(f"it failed: {str(reply.error.reason)[:200]}")
         if reply.metadata.src_node_id != self.roll.nodes[client]:
             raise Refused("another node answered for it")
-        header_of(reply.content, {**self.header, "client": client})
+        told = header_of(reply.content, {**self.header, "client": client})
+        made = self.planned if self.partial is None else integer(told, MADE, 1, self.planned)
         answer = unpack(reply.content, self.expected)
         why = refuse(answer, self.expected, self.down, self.limits)
         if why is not None:
             raise Refused(why)
+        if made < self.planned:
+            self.cut[client] = made
         return answer

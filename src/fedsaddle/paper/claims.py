@@ -19,11 +19,13 @@ from itertools import product
 from statistics import fmean
 from typing import NamedTuple, Protocol
 
-from fedsaddle.paper.evidence import BySeed, Compared, Evidence, Interval, compare, is_finished
+from fedsaddle.paper.evidence import Evidence
 from fedsaddle.paper.grids import THIRD
 from fedsaddle.paper.trials import TWO_PHASES, winners_of
 from fedsaddle.report.comparing import FEWEST_SEEDS, LEVEL, holm
+from fedsaddle.report.paired import BySeed, Compared, Interval, compare
 from fedsaddle.report.reading import Series, read_run
+from fedsaddle.report.spent import is_finished
 
 CONFIRMED, CONTRADICTED, UNDECIDED = "confirmed", "contradicted", "undecided"
 Tests = Mapping[tuple[str, str], Compared]

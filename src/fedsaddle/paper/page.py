@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedsaddle.paper.claims import CLAIMS, UNDECIDED, Claim, Ruling, rule_on
-from fedsaddle.paper.evidence import NOTHING_SPENT, Spent, spent_on
 from fedsaddle.paper.exhibits import EXHIBITS
-from fedsaddle.paper.hall import SETTINGS, Exhibit, Hall, number, table
+from fedsaddle.paper.hall import SETTINGS, Exhibit, Hall
 from fedsaddle.paper.trials import COHORTS, CONTESTS, Contest, data_of, missing
+from fedsaddle.report.markdown import all_named, duration, number, table
+from fedsaddle.report.spent import NOTHING_SPENT, Spent, spent_on
 from fedsaddle.runs import write_atomically
 
 
-class Judged(NamedTuple):
+class Judgement(NamedTuple):
     """A claim on one dataset, with one kind of settings, under one rule of cohorts."""
 
     claim: Claim
@@ -31,9 +32,9 @@ class Judged(NamedTuple):
     spent: Spent
 
 
-def judged(hall: Hall) -> list[Judged]:
+def judged(hall: Hall) -> list[Judgement]:
     """Every claim, wherever it is made. What was not run is undecided, and says so."""
-    found: list[Judged] = []
+    found: list[Judgement] = []
     for contest in CONTESTS.values():
         claims = [claim for claim in CLAIMS if contest.name in claim.contests]
         for settings, cohorts in product(SETTINGS, contest.cohorts) if claims else ():
@@ -48,12 +49,16 @@ def judged(hall: Hall) -> list[Judged]:
     return sorted(found, key=lambda one: order[id(one.claim)])
 
 
-def _judged(hall: Hall, claims: list[Claim], contest: Contest, settings: str, cohorts: str) -> list[Judged]:
+def _judged(
+    hall: Hall, claims: list[Claim], contest: Contest, settings: str, cohorts: str
+) -> list[Judgement]:
     evidence, data = hall.evidence(contest.name, cohorts, settings), data_of(contest, hall.form)
     if evidence is None:
         why = missing(contest, hall.form) or "not run yet"
         empty = Ruling(UNDECIDED, why)
-        return [Judged(claim, data, settings, cohorts, empty, "", "", "", NOTHING_SPENT) for claim in claims]
+        return [
+            Judgement(claim, data, settings, cohorts, empty, "", "", "", NOTHING_SPENT) for claim in claims
+        ]
     first, beside = contest.metrics
     columns = [
         rule_on(claims, evidence, metric, measure)
@@ -65,12 +70,12 @@ def _judged(hall: Hall, claims: list[Claim], contest: Contest, settings: str, co
         )
     ]
     return [
-        Judged(claim, data, settings, cohorts, main, a.verdict, b.verdict, c.verdict, evidence.spent)
+        Judgement(claim, data, settings, cohorts, main, a.verdict, b.verdict, c.verdict, evidence.spent)
         for claim, main, a, b, c in zip(claims, *columns, strict=True)
     ]
 
 
-def tally(rows: Sequence[Judged]) -> str:
+def tally(rows: Sequence[Judgement]) -> str:
     counts = Counter(one.ruling.verdict for one in rows)
     return ", ".join(f"{counts[word]} {word}" for word in ("confirmed", "contradicted", "undecided"))
 
@@ -113,16 +118,16 @@ _CLAIM = ("claim", "where", "data", "settings", "cohorts")
 _OF_A_CLAIM = ("verdict", "effect", "95 %", "decided by", "seeds", "beside", "equal floats", "equal time")
 
 
-def _page(hall: Hall, rows: Sequence[Judged], command: str) -> Iterator[str]:
+def _page(hall: Hall, rows: Sequence[Judgement], command: str) -> Iterator[str]:
     cost, form = whole_cost(hall), hall.form
     yield _IN_LITTLE if form.stand_in else _WHOLE
-    yield f"Measured at commit {_joined(cost.commits)} by:"
+    yield f"Measured at commit {all_named(cost.commits)} by:"
     yield ""
     yield f"    {command}"
     yield ""
     ready = sum(hall.finished(name) for name in hall.trials)
-    yield f"{ready} of {len(hall.trials)} trials have come to their end, after {_duration(cost.seconds)} of"
-    yield f"computing on {_joined(cost.devices)}."
+    yield f"{ready} of {len(hall.trials)} trials have come to their end, after {duration(cost.seconds)} of"
+    yield f"computing on {all_named(cost.devices)}."
     yield _DONE.format(budget=_sizes(form.budget), tuning=form.tuning_seeds, seeds=_sizes(form.seeds))
     yield "## What the paper says, and what came out"
     yield ""
@@ -139,7 +144,7 @@ def _sizes(by_kind: Mapping[str, int]) -> str:
     return ", ".join(f"{count} ({kind})" for kind, count in by_kind.items())
 
 
-def _claims(rows: Sequence[Judged]) -> list[list[object]]:
+def _claims(rows: Sequence[Judgement]) -> list[list[object]]:
     cells: list[list[object]] = []
     for one in rows:
         ruling = one.ruling
@@ -151,7 +156,7 @@ def _claims(rows: Sequence[Judged]) -> list[list[object]]:
                 *(one.claim.says, one.claim.where, one.data, one.settings, one.cohorts),
                 *(f"**{ruling.verdict}**", effect, within, ruling.told, ruling.seeds or ""),
                 *(one.beside, one.floats, one.time),
-                *(_joined(one.spent.commits) if one.spent.seconds else "", f"{one.spent.seconds:.0f}"),
+                *(all_named(one.spent.commits) if one.spent.seconds else "", f"{one.spent.seconds:.0f}"),
             ]
         )
     return cells
@@ -165,16 +170,8 @@ def _exhibit(exhibit: Exhibit, hall: Hall) -> Iterator[str]:
     needed, cost = exhibit.needed(hall.trials), exhibit.spent(hall)
     ready = sum(hall.finished(trial.name) for trial in needed)
     if needed:
-        where = f" on {_joined(cost.devices)} at {_joined(cost.commits)}" if ready else ""
-        many = f"{ready} of {len(needed)} trials, {_duration(cost.seconds)}{where}"
+        where = f" on {all_named(cost.devices)} at {all_named(cost.commits)}" if ready else ""
+        many = f"{ready} of {len(needed)} trials, {duration(cost.seconds)}{where}"
         yield f"Made by `fedsaddle reproduce {exhibit.name}`: {many}."
         yield ""
     yield from exhibit.body(exhibit, hall)
-
-
-def _joined(words: Sequence[str]) -> str:
-    return " and ".join(words) or "unknown"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.1f} minutes"
