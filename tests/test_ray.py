@@ -318,7 +318,7 @@ def test_a_worker_answers_and_tells_when_its_memory_runs_out(monkeypatch):
     worker = Worker()
     assert worker.begin(problem, "cpu", None, False, False) == os.getpid()
     torch.set_num_threads(threads)
-    job = Job(study.algorithm, 0, 2, extent)
+    job = Job(study.algorithm, 0, 2, study.steady, False, extent)
     answers, news = worker.ask(job, arrays_of(visits.by_lane), arrays_of(visits.rest))
     assert "memory ran out" in news
     for name in expected.up:
