@@ -21,7 +21,7 @@ from fedsaddle.engine.partial import planned_steps
 from fedsaddle.engine.study import Calls, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Task, Visits, projected, untouched
 from fedsaddle.errors import BadInput
-from fedsaddle.merges import clipped
+from fedsaddle.merges import clipped, weighted
 
 Answers = Callable[[Task, Extent, Visits], Answer | Lost]
 
@@ -75,7 +75,8 @@ def calls_of(
     )
     if study.device.type == "cpu":
         return host, extent
-    return Calls(*(values.to(study.device, non_blocking=True) for values in host)), extent
+    moved: Calls = tree_map(lambda values: values.to(study.device, non_blocking=True), host)
+    return moved, extent
 
 
 @lru_cache(maxsize=8)
@@ -133,8 +134,8 @@ def padded(inputs: PhaseInputs, visits: int) -> PhaseInputs:
     calls, kept = inputs.calls, inputs.kept
     place = torch.arange(visits, device=calls.lane.device).clamp(max=len(calls.lane) - 1)
     by_visit = {name: getattr(calls, name)[place] for name in ("lane", "client", "steps", "corrupt")}
-    calls = calls._replace(**by_visit)
-    return PhaseInputs(inputs.server, calls, tree_map(lambda rows: rows[place], kept))
+    kept, weight = tree_map(lambda rows: rows[place], (kept, calls.weight))
+    return PhaseInputs(inputs.server, calls._replace(**by_visit, weight=weight), kept)
 
 
 def without_padding(result: PhaseResult, visits: int) -> PhaseResult:
@@ -183,9 +184,11 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
     steps = (calls.steps[calls.place] * there).sum(-1) / count.clamp(min=1)
     turn = Turn(calls.t.to(count.dtype), count / len(study.problem.federation), steps, calls.chance)
     clips = bounds(study.merge.clip, study.kinds[number])
-    if clips:
+    if clips or isinstance(calls.weight, Tensor):
         sent: Message = tree_map(lambda values: values[calls.lane], send(study, server, number))
         up = clipped(up, sent, clips)
+    if isinstance(calls.weight, Tensor):
+        up = weighted(up, sent, calls.weight, study.kinds[number])
     merged = tree_map(lambda answers: study.merge.rule(answers[calls.place], there), up)
     return study.per_lane(one, server, turn, merged)
 
