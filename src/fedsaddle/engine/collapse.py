@@ -8,10 +8,10 @@ There are two signs:
 A lane has collapsed if every metric that has a chance level is at it and one of them holds. A lane that has
 converged stands still too, and one that has just begun is no better than chance: neither has collapsed.
 
-Scores that have saturated may still rank rows as they did before, by their last digits: with an AUC of 0.95 such
-a lane is as dead. So above chance scores without spread are enough. They are looked at only where an update
-is shorter than SLOW times that mean way, for a lane that has saturated slows down: a run that learns pays for the
-length of an update.
+Scores that have saturated may still rank rows as they did before, by their last digits: with an AUC of 0.95
+such a lane is as dead. So above chance scores without spread are enough. They are looked at only where an
+update is shorter than SLOW times that mean way, for a lane that has saturated slows down: a run that learns
+pays for the length of an update.
 """
 
 from __future__ import annotations
