@@ -22,7 +22,7 @@ def experiment_of_trial(trial: Trial, out: Path) -> dict[str, Any]:
         return trial.tables
     families = families_of(read_run(out / trial.after))
     own = trial.tables["algorithms"]
-    winners = _winners_by(trial.by, own, families) if trial.by else _winners(families)
+    winners = winners_by(trial.by, own, families) if trial.by else _winners(families)
     settings = {
         name: winners[name] | {key: table[key] for key in ("algorithm", "invite") if key in table}
         for name, table in own.items()
@@ -37,7 +37,7 @@ def _winners(families: Sequence[Family]) -> dict[str, dict[str, Any]]:
     return {family.name: family.best.setting for family in families if family.best is not None}
 
 
-def _winners_by(
+def winners_by(
     key: str, entries: Mapping[str, Mapping[str, Any]], families: Sequence[Family]
 ) -> dict[str, dict[str, Any]]:
     """For each entry the best setting of its family with the same value, of as many as of any other value."""
