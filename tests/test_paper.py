@@ -60,9 +60,9 @@ from fedsaddle.paper.trials import (
     winners_of,
 )
 from fedsaddle.paper.winners import experiment_of_trial, winners_by
-from fedsaddle.report.reading import Evaluation, Happening, Lane, Series
+from fedsaddle.report.reading import Evaluation, Happening, Lane, Run, Series
 from fedsaddle.report.statistics import area
-from fedsaddle.report.sweeps import Family
+from fedsaddle.report.sweeps import Family, families_of
 from fedsaddle.sweep import settings, to_toml
 
 ROOT = Path(__file__).parent.parent
@@ -375,6 +375,18 @@ def test_a_seed_that_froze_above_chance_is_dead_unless_it_came_back():
     fell = [Happening(seed, 19, "collapsed", "its scores are all alike") for seed in (0, 1)]
     found = replace(made_up(), series={"a": series_of([frozen, back, alive], fell)})
     assert found.dead("m") == {"a": 1}
+
+
+def test_a_setting_with_a_frozen_seed_comes_after_those_without():
+    def tried(label, value, *fell):
+        happened = [Happening(seed, 5, "collapsed", "its scores are all alike") for seed in fell]
+        lanes = [lane(seed, value) for seed in (0, 1)]
+        return replace(series_of(lanes, happened), label=label, family="a")
+
+    some = [tried("a-0", 0.97, 1), tried("a-1", 0.9), tried("a-2", 0.5, 0)]
+    run = Run(Path(), {"sweep": {"by": "m"}, "algorithms": {}}, {"m": HIGH}, some, [])
+    (family,) = families_of(run)
+    assert [one.label for one in family.tried] == ["a-1", "a-0", "a-2"]
 
 
 def test_rulings_say_the_corrected_p_and_whose_settings_all_failed():
