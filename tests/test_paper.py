@@ -482,8 +482,12 @@ def test_the_page_has_every_exhibit_and_every_claim(whole):
         assert f"## {exhibit.title}\n" in text
     for claim in CLAIMS:
         assert f"| {claim.says} | {claim.where} |" in text
-    verdicts = re.findall(r"\*\*(confirmed|contradicted|undecided)\*\*", text)
+    short = text[text.index("## What the paper says") : text.index("## What waits for a GPU")]
+    verdicts = re.findall(r"\*\*(confirmed|contradicted|undecided)\*\*", short)
     assert sum(int(n) for n in re.findall(r"\d+", done.told)) == len(verdicts)
+    every = text[text.index("## All verdicts") :]
+    assert every.count("| tuned | independent |") == len(verdicts) < every.count("**") / 2
+    assert "`fedsaddle reproduce all --device cuda --minutes 9 --resume`" in text
     assert "CelebA was not run" in text
     for picture in re.findall(r"\]\((paper-[^)]+png)\)", text):
         assert (done.page.parent / picture).stat().st_size > 1000
@@ -542,6 +546,18 @@ def test_time_that_is_up_stops_it_and_it_goes_on(tmp_path):
     rows = [(one / "rates" / "rounds.csv").read_bytes() for one in (out, tmp_path / "other")]
     assert rows[0] == rows[1]
     assert straight.told == done.told
+
+
+def test_what_cannot_be_written_or_computed_on_is_said_before_anything_runs(tmp_path):
+    (tmp_path / "file").touch()
+    for given, told in (
+        ({"out": tmp_path / "file"}, "cannot keep trials in"),
+        ({"out": tmp_path / "out", "page": tmp_path / "file" / "paper.md"}, "cannot write a page into"),
+        ({"out": tmp_path / "out", "device": "tpu"}, "device must be auto, cpu or cuda, got 'tpu'"),
+    ):
+        with pytest.raises(fs.BadInput, match=told):
+            reproduce(["table-1"], form=TINY, **given)
+    assert not (tmp_path / "out" / "rates").exists()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedsaddle.app.run import PLAINLY, Way, run, sweep
+from fedsaddle.engine.machine import device_named
 from fedsaddle.errors import BadInput, meant, unknown
 from fedsaddle.exits import INTERRUPTED
 from fedsaddle.paper.evidence import is_begun, is_finished
@@ -63,9 +64,20 @@ def reproduce(
     chosen = [one for one in every.values() if one.name in _behind(wanted, every)]
     if not resume and any(is_begun(out / name) for name in every):
         raise BadInput(f"{out} already holds trials: go on with --resume, or choose another --out")
+    for folder, what in ((out, "keep trials in"), (place.parent, "write a page into")):
+        _make(folder, what)
+    device_named(device or "auto")
     command = command or f"fedsaddle reproduce {' '.join(names)}"
     code = _Sitting(out, device, minutes, way, _again(command)).through(chosen)
     return Reproduced(place, write_page(hall_of(form, out, place.parent), place, command), code)
+
+
+def _make(folder: Path, what: str) -> None:
+    """Before hours of work, rather than after them."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot {what} {folder}: {error.strerror}") from error
 
 
 def _again(command: str) -> str:

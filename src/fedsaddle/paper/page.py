@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from fedsaddle.paper.claims import CLAIMS, UNDECIDED, Claim, Ruling, rule_on
+from fedsaddle.paper.claims import CLAIMS, UNDECIDED, Claim, Ruling, Unmeasured, rule_on
 from fedsaddle.paper.evidence import NOTHING_SPENT, Spent, spent_on
 from fedsaddle.paper.exhibits import EXHIBITS
 from fedsaddle.paper.forms import FULL
@@ -23,6 +23,7 @@ class Judged(NamedTuple):
     """A claim on one dataset, with one kind of settings, under one rule of cohorts."""
 
     claim: Claim
+    contest: str
     data: str
     settings: str
     cohorts: str
@@ -38,7 +39,7 @@ class Judged(NamedTuple):
         return self.settings == SETTINGS[0] and self.cohorts == COHORTS[0]
 
     def same(self, other: Judged) -> bool:
-        return self.claim is other.claim and self.data == other.data
+        return self.claim is other.claim and self.contest == other.contest
 
 
 def judged(hall: Hall) -> list[Judged]:
@@ -62,8 +63,11 @@ def _judged(hall: Hall, claims: list[Claim], contest: Contest, settings: str, co
     evidence, data = hall.evidence(contest.name, cohorts, settings), data_of(contest, hall.form)
     if evidence is None:
         why = missing(contest, hall.form) or "not run yet"
-        empty = Ruling(UNDECIDED, why)
-        return [Judged(claim, data, settings, cohorts, empty, "", "", "", NOTHING_SPENT) for claim in claims]
+        empty = ("", "", "", NOTHING_SPENT)
+        return [
+            Judged(claim, contest.name, data, settings, cohorts, _unheard(claim, why), *empty)
+            for claim in claims
+        ]
     first, beside = contest.metrics
     columns = [
         rule_on(claims, evidence, metric, measure)
@@ -75,9 +79,25 @@ def _judged(hall: Hall, claims: list[Claim], contest: Contest, settings: str, co
         )
     ]
     return [
-        Judged(claim, data, settings, cohorts, main, a.verdict, b.verdict, c.verdict, evidence.spent)
+        Judged(
+            claim,
+            contest.name,
+            data,
+            settings,
+            cohorts,
+            main,
+            a.verdict,
+            b.verdict,
+            c.verdict,
+            evidence.spent,
+        )
         for claim, main, a, b, c in zip(claims, *columns, strict=True)
     ]
+
+
+def _unheard(claim: Claim, why: str) -> Ruling:
+    """Of a claim without evidence."""
+    return Ruling(UNDECIDED, claim.rule.why if isinstance(claim.rule, Unmeasured) else why)
 
 
 def tally(rows: Sequence[Judged]) -> str:
@@ -127,7 +147,7 @@ floats and at equal simulated time, where two phases cost two latencies.
 _SITTINGS = """At full length, on one H200. Exhibits share trials, so the minutes of single ones do not add
 up; the last line is all of it. `--minutes 9` ends a sitting cleanly, `--resume` begins the next one;
 folders of trials can be copied from machine to machine. docs/reproduce.md says what the minutes are
-computed from.
+computed from. Figure 8, Table 6 and CelebA's column of Table 2 need a person's own copy of CelebA.
 """
 _CLAIM = ("claim", "where", "data")
 _DECIDED = ("verdict", "effect", "95 %", "p", "decided by", "seeds")
@@ -201,7 +221,7 @@ def _at_length(rows: Sequence[Judged]) -> Iterator[list[object]]:
 
 
 def _claimed(one: Judged) -> list[object]:
-    return [one.claim.says, one.claim.where, one.data]
+    return [one.claim.says, one.claim.where, f"{one.contest}: {one.data}"]
 
 
 def _decided(one: Judged) -> list[object]:
