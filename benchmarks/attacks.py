@@ -95,12 +95,12 @@ def is_open(line: socket.socket) -> bool:
 def device(one: Scaled, path: str, size: int, times: int) -> str:
     """As the registered device 1."""
     from fedsaddle.flower import keys
-    from fedsaddle.flower._flwr import Signature
+    from fedsaddle.flower.signing import Signature
 
-    key, _ = keys.node_key(one.folder / "keys" / "node-1")
+    content, (key, _) = b"0" * size, keys.node_key(one.folder / "keys" / "node-1")
     with httpx.Client(verify=tls(one), base_url=f"https://{one.place}", timeout=60) as client:
         found = {
-            client.post(path, content=b"0" * size, headers=Signature(key).headers()).status_code
+            client.post(path, content=content, headers=Signature(key).headers(path, content)).status_code
             for _ in range(times)
         }
     return f"{times} times: {', '.join(map(str, sorted(found)))}"

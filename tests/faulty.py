@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedsaddle.border.build import load
 from fedsaddle.core import Pair
-from fedsaddle.flower import _flwr, deploy, node
+from fedsaddle.flower import deploy, node, signing
 from fedsaddle.flower.client import Site, client_app
 from fedsaddle.flower.keys import node_key
 from fedsaddle.flower.post import ANSWER
@@ -29,7 +29,10 @@ from fedsaddle.flower.wire import HEADER, pack
 class Faulty:
     def __init__(self, site: Site, plan: dict[str, str], folder: Path) -> None:
         self.app, self.plan, self.folder = client_app(site), plan, folder
-        self.push, node.Line.answer = node.Line.answer, lambda line, *reply: self.pushed(line, *reply)
+        self.push, node.Connection.answer = (
+            node.Connection.answer,
+            lambda line, *reply: self.pushed(line, *reply),
+        )
         self.fault = ""
 
     def __call__(self, message: Message, context: object) -> Message:
@@ -84,7 +87,7 @@ class Faulty:
 
         return {name: Pair(tensor(f"{name}.x"), tensor(f"{name}.y")) for name in names}
 
-    def pushed(self, line: node.Line, name: str, reply: Message) -> int:
+    def pushed(self, line: node.Connection, name: str, reply: Message) -> int:
         if self.fault == "half":  # of the answer, and then nothing more
             half(line, name)
             return 200
@@ -95,13 +98,14 @@ class Faulty:
         return status
 
 
-def half(line: node.Line, name: str) -> None:
+def half(line: node.Connection, name: str) -> None:
     """Say that 1,000 bytes are coming, and send ten."""
     host, _, port = line.address.server.rpartition(":")
     plain = socket.create_connection((host, int(port)))
     secure = line.tls.wrap_socket(plain, server_hostname=host)
-    headers = {"host": host, "content-length": "1000", **line.signature.headers()}
-    lines = [f"POST {ANSWER}{name} HTTP/1.1", *(f"{key}: {value}" for key, value in headers.items()), "", ""]
+    path = ANSWER + name
+    headers = {"host": host, "content-length": "1000", **line.signature.headers(path)}
+    lines = [f"POST {path} HTTP/1.1", *(f"{key}: {value}" for key, value in headers.items()), "", ""]
     secure.sendall("\r\n".join(lines).encode() + b"0" * 10)
     KEPT.append(secure)
 
@@ -117,7 +121,7 @@ def clock(ahead: float) -> None:
         def now(cls, zone: object = None) -> datetime:
             return datetime.now(zone) + timedelta(seconds=ahead)
 
-    node.datetime = _flwr.datetime = Wrong
+    node.datetime = signing.datetime = Wrong
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ pytest.importorskip("flwr")
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedsaddle.flower import deploy, door, keys, post, supervise
-from fedsaddle.flower._flwr import Signature
+from fedsaddle.flower import deploy, door, keys, post, signing, supervise
+from fedsaddle.flower.signing import Signature
 from test_flower import NINE, Fleet, descendants, experiment, only, told, wait_for
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in what Flower itself depends on
@@ -52,13 +52,14 @@ def office():
 
 def test_a_node_answers_what_is_addressed_to_it_once(office):
     assert office.next(1).parts == [b"x", b"y"]
-    assert office.answer(2, "a", b"forged") == post.GONE
-    assert office.answer(1, "never sent", b"order") == post.GONE
-    assert office.answer(1, "a", b"mine") == post.TAKEN
+    assert office.answer(2, "a", b"forged") == post.UNASKED
+    assert office.answer(1, "never sent", b"order") == post.UNASKED
+    assert office.answer(1, "a", b"mine") == post.ACCEPTED
     assert office.answer(1, "a", b"again") == post.TWICE
     assert office.next(1) is None
+    assert (office.expects(1, "a"), office.expects(1, "b"), office.expects(2, "b")) == (0.0, 0.0, 10.0)
     assert office.collect(["a", "b"]) == ({"a": b"mine"}, [])
-    assert office.answer(1, "a", b"late") == post.GONE
+    assert office.answer(1, "a", b"late") == post.UNASKED
 
 
 def test_what_nobody_will_answer_is_said_to_be_gone(office):
@@ -71,7 +72,7 @@ def test_what_nobody_will_answer_is_said_to_be_gone(office):
     office.send([post.Sent("d", 1, 5.0, []), post.Sent("e", 2, 500.0, [])])
     office.clock.now = 6.0
     assert office.next(1) is None  # too old
-    assert office.answer(1, "d", b"") == post.GONE
+    assert office.answer(1, "d", b"") == post.UNASKED
     office.clock.now = 80.0
     office.hear_of(1, "second")
     office.clock.now = 100.0
@@ -139,7 +140,7 @@ def outside():
 
 
 def ask(outside, path, method="POST", length=b"10", key=OWN, **more):
-    shown = {} if key is None else key.headers()
+    shown = {} if key is None else key.headers(path)
     headers = [(name.lower().encode(), value.encode()) for name, value in {**shown, **more}.items()]
     headers += [] if length is None else [(b"content-length", length)]
     scope = {"type": "http", "method": method, "path": path, "headers": headers, "client": None}
@@ -175,7 +176,7 @@ def test_identities_are_not_believed_without_a_signature_of_this_time(outside):
     forged = Signature(ec.generate_private_key(keys.CURVE))
     forged.public = OWN.public
     assert ask(outside, FETCH, key=forged) == (401, "client 0, node 77: not signed by its key")
-    for header in ("flwr-signature", "flwr-timestamp"):
+    for header in ("fedsaddle-signature", "fedsaddle-time", "fedsaddle-digest"):
         for value in ("", "!", "9" * 3000, "2026-01-01"):
             assert ask(outside, FETCH, **{header: value})[0] == 401
     for ahead, why in ((10, "its clock is 10 s ahead of the server's"), (-400, "its clock is 400 s behind")):
@@ -185,8 +186,93 @@ def test_identities_are_not_believed_without_a_signature_of_this_time(outside):
         assert status == 401
         assert why in text
     past = datetime.now(UTC) - timedelta(seconds=100)
-    headers = [(name.lower().encode(), value.encode()) for name, value in OWN.headers().items()]
-    assert outside.identify(headers, past).startswith("client 0, node 77: its clock is 100 s ahead")
+    headers = [(name.lower().encode(), value.encode()) for name, value in OWN.headers(FETCH).items()]
+    assert outside.identify(FETCH, headers, past).startswith("client 0, node 77: its clock is 100 s ahead")
+
+
+def test_what_is_signed_is_one_request_and_no_other():
+    """Who ends TLS between them, such as a proxy, can put nothing else in its place."""
+
+    def headers(path, *parts):
+        told = OWN.headers(path, *parts)
+        return [(name.encode(), value.encode()) for name, value in told.items()]
+
+    shown = headers(ANSWER, b"mine, ", b"and more")
+    assert signing.signed_at(shown, ANSWER, KEY.public_key()) is not None
+    assert signing.header_named(shown, signing.DIGEST) == signing.digest_of([b"mine, and more"])
+    assert signing.signed_at(shown, FETCH, KEY.public_key()) is None
+    other = dict(shown) | {signing.DIGEST.encode(): signing.digest_of([b"theirs"])}
+    assert signing.signed_at(list(other.items()), ANSWER, KEY.public_key()) is None
+
+
+def hear(outside, path, signed, *events):
+    """What the door says to a request whose body comes in these parts: status and text."""
+    shown = {**OWN.headers(path, signed), "content-length": str(len(signed))}
+    headers = [(name.encode(), value.encode()) for name, value in shown.items()]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "client": None}
+    coming, sent = list(events), []
+
+    async def receive():
+        if not coming:
+            await asyncio.sleep(60)
+        return {"type": "http.request", "more_body": True, **coming.pop(0)}
+
+    async def send(event):
+        sent.append(event)
+
+    asyncio.run(outside(scope, receive, send))
+    return sent[0]["status"], b"".join(event.get("body", b"") for event in sent)
+
+
+def test_only_the_body_that_was_signed_is_taken_and_only_in_time(outside, monkeypatch):
+    outside.post.hear_of(77, "first")
+    outside.post.send([post.Sent("a", 77, 100.0, [])])
+    path, end = post.ANSWER + "a", {"more_body": False}
+    monkeypatch.setattr(door, "BODY_SECONDS", 0.05)
+    assert hear(outside, path, b"mine", {"body": b"theirs"}, end)[0] == 401
+    assert hear(outside, path, b"mine", {"type": "http.disconnect"})[0] == door.LEFT
+    assert hear(outside, path, b"mine", {"body": b"mi"}, {"body": b"ne", **end}) == (post.ACCEPTED, b"")
+    assert outside.post.letters["a"].answer == b"mine"
+    assert hear(outside, path, b"more", {"body": b"more", **end})[0] == post.TWICE
+    assert (
+        hear(outside, post.HERE + "first", b"1234", {"body": b"12"})[0] == door.TOO_LATE
+    )  # and then nothing
+
+
+def test_who_asks_without_end_waits(outside, monkeypatch):
+    slept = []
+
+    async def sleep(seconds):
+        slept.append(seconds)
+
+    monkeypatch.setattr(door.asyncio, "sleep", sleep)
+    outside.asking = door.Allowance(0.0, 5.0)
+    for _ in range(8):
+        assert hear(outside, post.HERE + "first", b"", {"more_body": False})[0] == 200
+    assert slept == [door.SLOWLY] * 3
+
+
+def test_a_pace_is_of_each_and_forgets_those_not_seen_for_longest():
+    pace = door.Allowance(rate=2.0, burst=3.0, most=2)
+    assert [pace.allows("a", 0.0) for _ in range(4)] == [True, True, True, False]
+    assert [pace.allows("a", 1.0) for _ in range(3)] == [True, True, False]
+    assert pace.allows("b", 1.0)
+    assert pace.allows("c", 1.0)
+    assert set(pace.left) == {"b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("192.0.2.1", "192.0.2.2", False),
+        ("2001:db8::1", "2001:db8::ffff:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+    ],
+)
+def test_one_machines_addresses_are_one(one, other, same):
+    assert (door.network_of(one) == door.network_of(other)) is same
 
 
 def test_the_same_line_is_not_logged_every_time(outside, capsys):
@@ -383,14 +469,14 @@ def test_a_device_can_neither_flood_the_server_nor_speak_for_others(fleet):
     with httpx.Client(verify=context, base_url=f"https://127.0.0.1:{fleet.port}", timeout=60) as client:
 
         def status(path, content):
-            return client.post(path, content=content, headers=signature.headers()).status_code
+            return client.post(path, content=content, headers=signature.headers(path, content)).status_code
 
         for call in ("push-messages", "push-object", "pull-messages"):  # an envelope of 10,000 objects
             assert status(f"/v1/fleet/{call}", large) == 403
         for path in (FETCH, HERE, LEAVE):
             assert status(path, large) == 413
         for _ in range(50):  # what nobody has asked for is not kept
-            assert status(ANSWER, large) == post.GONE
+            assert status(ANSWER, large) == post.UNASKED
     goes_on(fleet)
 
 

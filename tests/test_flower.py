@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 
 import pytest
@@ -28,14 +28,15 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedsaddle import cli
 from fedsaddle.app.replay import replay_run
+from fedsaddle.border import files
 from fedsaddle.border.build import load
 from fedsaddle.core import Pair
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Everybody
-from fedsaddle.flower import deploy, keys, roll, server, waiting, wire
-from fedsaddle.flower._flwr import Signature
+from fedsaddle.flower import client, deploy, keys, roll, server, waiting, wire
 from fedsaddle.flower.client import Memory, Site, client_app, learn, visit
 from fedsaddle.flower.post import ANSWER, FETCH, HERE, LEAVE
+from fedsaddle.flower.signing import Signature
 from fedsaddle.flower.supervise import Processes
 from fedsaddle.problem import Federation
 from fedsaddle.runs import RunFolder, execute
@@ -414,6 +415,71 @@ def test_newer_rules_equal_the_simulator_bit_for_bit(nine, tmp_path):
     assert_replays(tmp_path / "real")
 
 
+def stopped_after(monkeypatch, *steps):
+    """Devices whose time is over after so many steps, in turn."""
+    lengths = cycle(steps)
+
+    @dataclasses.dataclass
+    class Stopped(client.Stopwatch):
+        most: int = dataclasses.field(default_factory=lambda: next(lengths))
+
+        def __call__(self, made):
+            assert 0 < self.seconds <= 60
+            super().__call__(made)
+            return made >= self.most
+
+    monkeypatch.setattr(client, "Stopwatch", Stopped)
+
+
+RULES_CUT = ["cdma-one", "codasca", "fed-norm-sgda"]
+
+
+def test_unfinished_walks_are_told_and_replayed(nine, tmp_path, monkeypatch):
+    """Devices stop at their time and send what they have, which the history says and a replay does."""
+    stopped_after(monkeypatch, 1, 3, 2, 9)
+    given = ("quorum.partial_work=50.0", "algorithms.fed-norm-sgda={eta=0.05, gamma=0.08}")
+    plan = plan_of(nine, *given, algorithms=RULES_CUT)
+    deployed(plan, Clients(plan, tmp_path / "nodes"), tmp_path / "real")
+    lines = [line for line in told(tmp_path / "real") if "steps" in line]
+    assert {line["algorithm"] for line in lines} == set(RULES_CUT)
+    assert {1, 2} <= {steps for line in lines for steps in line["steps"].values()}
+    assert_replays(tmp_path / "real")
+    simulated(plan_of(nine, *given, algorithms=RULES_CUT), tmp_path / "sim")  # where nobody is slow
+    assert not torch.equal(*(ends(tmp_path / run)["cdma-nc", "3.x"] for run in ("real", "sim")))
+
+
+def test_a_real_walk_ends_when_its_time_is_over(nine, tmp_path):
+    site = Site(plan_of(nine), 2, tmp_path)
+    header, _ = visit(site, call(site, seconds="0.0"))
+    assert header["steps"] == 1
+    header, up = visit(site, call(site, round=3, seconds="60.0"))
+    assert header["steps"] == 3
+    _, whole = visit(site, call(site, round=3))
+    assert torch.equal(up["z"].x, whole["z"].x)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1.0", "soon"])
+def test_a_time_that_cannot_be_is_refused(nine, tmp_path, seconds):
+    site = Site(plan_of(nine), 2, tmp_path)
+    with pytest.raises(wire.Refused, match="seconds must be a number from 0"):
+        visit(site, call(site, seconds=seconds))
+
+
+@pytest.mark.parametrize("steps", [0, 4, "2"])
+def test_steps_that_nobody_can_have_made_are_refused(nine, tmp_path, steps):
+    def answers(header, reply):
+        if header["client"] == 1:
+            reply.content = spoilt(reply, header={"steps": steps})
+        return [(0.0, reply)]
+
+    given = ("quorum={invite=4, partial_work=30.0, deadline=30.0}",)
+    plan = plan_of(nine, *given, algorithms=["cdma-nc"], rounds=1)
+    deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real")
+    assert told(tmp_path / "real")[0]["refused"] == {
+        "1": f"steps must be a whole number from 1 to 3, got {steps}"
+    }
+
+
 @pytest.mark.parametrize("cohorts", ["invited", "answered"])
 def test_other_cohorts_equal_the_simulator(nine, tmp_path, cohorts):
     given = (f"cohorts={cohorts}", "quorum.enough=2")
@@ -683,7 +749,7 @@ def test_nobody_is_invited_who_is_away_or_owes_an_answer(nine, tmp_path):
 def test_a_killed_server_goes_on_from_its_checkpoint_to_the_same_bits(nine, tmp_path):
     """Also CODASCA, whose clients must come back to what counted when the checkpoint was made."""
 
-    class Killed(Exception):
+    class Killed(BaseException):
         pass
 
     plan = plan_of(nine, algorithms=["cdma-one", "codasca"], rounds=5)
@@ -786,6 +852,13 @@ def test_devices_train_on_rows_that_the_server_never_sees(own, tmp_path):
     quick = dataclasses.replace(seen.studies["cdma-one"], fleet=Everybody())
     simulated(dataclasses.replace(seen, studies={"cdma-one": quick}), tmp_path / "sim")
     assert_same_end(tmp_path / "real", tmp_path / "sim")
+    with pytest.raises(BadInput, match="replay --data"):
+        list(replay_run(tmp_path / "real"))
+    with pytest.raises(BadInput, match="has 3 clients, each with a file; got 2"):
+        list(replay_run(tmp_path / "real", rows=files[:2]))
+    (one,) = replay_run(tmp_path / "real", engine="loop", rows=files)  # who has them all can
+    assert one.exact
+    assert one.agrees
     last = (tmp_path / "real" / "rounds.csv").read_text().splitlines()
     assert last[0].endswith("time_simulated,test_auc,test_precision")
 
@@ -858,8 +931,8 @@ def test_keys_are_private_and_can_be_added_to(tmp_path):
 @pytest.mark.parametrize("text", ["nowhere", ":9092", "host:", "host:0", "host:99999", "host:port", "host:²"])
 def test_addresses_are_checked(text):
     with pytest.raises(BadInput, match="HOST:PORT"):
-        deploy.parse_address(text, "--server")
-    assert deploy.parse_address("[::1]:9092", "--server") == ("::1", 9092)
+        files.parse_address(text, "--server")
+    assert files.parse_address("[::1]:9092", "--server") == ("::1", 9092)
 
 
 # --- the commands -------------------------------------------------------------------------------------------
@@ -945,12 +1018,12 @@ def wait_for(what, seconds, processes=()):
 class Fleet:
     """A server and nodes as a person starts them, each a process of its own."""
 
-    def __init__(self, folder, experiment, nodes=4):
+    def __init__(self, folder, experiment, nodes=4, more=()):
         self.folder, self.experiment, self.port = folder, experiment, deploy.free_port()
         self.keys, self.run, self.processes = folder / "keys", folder / "run", []
         keys.make(self.keys, nodes)
         place = ["--keys", self.keys / "server", "--listen", f"127.0.0.1:{self.port}", "--out", self.run]
-        self.serve = self.start("server", [*FEDSADDLE, "serve", experiment, *place])
+        self.serve = self.start("server", [*FEDSADDLE, "serve", experiment, *place, *more])
 
     def start(self, name, command):
         log = (self.folder / f"{name}.log").open("ab")
@@ -1077,7 +1150,8 @@ def check_strangers(fleet):
     wait_for(lambda: "online" in fleet.log("client-1"), 300, [fleet.serve])
     with httpx.Client(verify=context) as client:
         for signature, status in ((Signature(stranger), 401), (forged, 401), (Signature(own), 409)):
-            response = client.post(f"{base}{HERE}{'0' * 32}", content=b"", headers=signature.headers())
+            path = f"{HERE}{'0' * 32}"
+            response = client.post(base + path, content=b"", headers=signature.headers(path))
             assert response.status_code == status, response.text
     with httpx.Client(verify=context) as client:
         closed = (
@@ -1096,7 +1170,7 @@ def check_strangers(fleet):
             assert client.post(f"{base}/{path}", content=b"").status_code == 403
         for path in (f"{call}{'0' * 32}" for call in (HERE, LEAVE, FETCH, ANSWER)):
             assert client.post(f"{base}{path}", content=b"0" * 5_000_000).status_code == 401
-            headers = Signature(own).headers()
+            headers = Signature(own).headers(path)
             assert client.post(f"{base}{path}", content=b"0" * 5_000_000, headers=headers).status_code == 413
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://127.0.0.1:{fleet.port}{FETCH}", timeout=5)
@@ -1131,9 +1205,10 @@ def test_a_server_that_is_killed_comes_back_to_the_same_bits(tmp_path):
 
 
 def test_devices_join_with_their_own_files(own, tmp_path):
-    """The commands as a person types them, and Ctrl-C on a node."""
+    """The commands as a person types them, for the last of two algorithms, and Ctrl-C on a node."""
     path, files = own
-    with Fleet(tmp_path, path, nodes=3) as fleet:
+    path.write_text(OWN + "cdma-ada = { c_eta = 0.05, c_gamma = 0.08, c_alpha = 0.7, rho = 0.3 }\n")
+    with Fleet(tmp_path, path, nodes=3, more=("--algorithm", "cdma-ada")) as fleet:
         nodes = []
         for client, file in enumerate(files):
             place = ["--server", f"localhost:{fleet.port}", "--key", fleet.keys / f"node-{client}"]

@@ -5,7 +5,6 @@ says how to move on. Real processes are in test_flower.py.
 """
 
 import ast
-import base64
 import importlib
 import inspect
 import re
@@ -29,11 +28,11 @@ from fedsaddle.flower import QUIET
 from fedsaddle.flower.keys import CURVE
 
 try:
-    from fedsaddle.flower import _flwr, door, keys, link, node, post
+    from fedsaddle.flower import _flwr, door, keys, link, node, post, signing
     from fedsaddle.flower.grid import PostGrid
     from fedsaddle.flower.post import Post
 except ImportError:  # says of one name that it is gone; the tests below say it of all
-    _flwr = door = keys = link = node = post = PostGrid = Post = None
+    _flwr = door = keys = link = node = post = signing = PostGrid = Post = None
 
 WRITTEN_FOR = "1.41.0"
 ROOT = Path(__file__).parent.parent
@@ -217,9 +216,6 @@ def test_constants(name):
 
 
 TEXTS = {
-    "FLEET_HTTP_PUBLIC_KEY_HEADER": "flwr-public-key",
-    "FLEET_HTTP_SIGNATURE_HEADER": "flwr-signature",
-    "TIMESTAMP_HEADER": "flwr-timestamp",
     "flwr.common.constant:TRANSPORT_TYPE_GRPC_RERE": "grpc-rere",  # fleet_api_type
     "flwr.common.constant:ISOLATION_MODE_PROCESS": "process",  # isolation
     "flwr.supercore.logger:LOGGER_NAME": "flwr",  # deploy.py turns it down
@@ -249,17 +245,6 @@ def received() -> object:
     about |= {"group_id": "", "created_at": time.time(), "ttl": 60.0, "message_type": "train"}
     content = find("flwr.app:RecordDict")()
     return find("flwr.app.message:make_message")(metadata=find("flwr.app:Metadata")(**about), content=content)
-
-
-def test_a_node_signs_as_flower_does(key):
-    """The time of its request, with SHA-256; Flower takes a time of 5 s ahead to 305 s ago."""
-    module = importlib.import_module("flwr.supercore.primitives.asymmetric")
-    told = {name.lower(): value for name, value in _flwr.Signature(key).headers().items()}
-    signature = base64.b64decode(told["flwr-signature"])
-    assert module.verify_signature(key.public_key(), told["flwr-timestamp"].encode(), signature)
-    assert base64.b64decode(told["flwr-public-key"]) == public(key)
-    constants = importlib.import_module("flwr.common.constant")
-    assert (constants.SYSTEM_TIME_TOLERANCE, constants.TIMESTAMP_TOLERANCE) == (door.AHEAD, door.BEHIND)
 
 
 def test_flower_still_reads_what_keeps_it_quiet():
@@ -362,7 +347,7 @@ def line(tmp_path, monkeypatch, key):
     keys.make(tmp_path / "keys", 1)
     monkeypatch.setattr(node, "PAUSE", 0.01)
     monkeypatch.setattr(post, "HOLD", 0.2)
-    line = node.Line(node.Address("superlink", tmp_path / "keys" / "node-0" / "ca.crt", key))
+    line = node.Connection(node.Address("superlink", tmp_path / "keys" / "node-0" / "ca.crt", key))
     yield line
     line.close()
 
@@ -384,13 +369,13 @@ def test_a_message_there_and_back(superlink, grid, line, tmp_path):
         reply = _flwr.Message(message.content, reply_to=message)
         reply.metadata.__dict__.update(_src_node_id=1, _reply_to_message_id=other)  # nobody goes by that
         assert [gone.metadata.reply_to_message_id for gone in grid.pull_messages([sent, other])] == [other]
-        assert line.answer(other, reply) == post.GONE
-        assert line.answer(sent, reply) == post.TAKEN
+        assert line.answer(other, reply) == post.UNASKED
+        assert line.answer(sent, reply) == post.ACCEPTED
         assert line.answer(sent, reply) == post.TWICE
         (back,) = grid.pull_messages([sent])
         assert (back.metadata.src_node_id, back.metadata.reply_to_message_id) == (number, sent)
         assert back.content["floats"]["z.x"] == b"\0" * 40
-        assert line.answer(sent, reply) == post.GONE
+        assert line.answer(sent, reply) == post.UNASKED
         grid.push_messages([letter(number)])
         with pytest.raises(ValueError, match="more than 10 bytes"):
             line.fetch(10)
@@ -399,14 +384,26 @@ def test_a_message_there_and_back(superlink, grid, line, tmp_path):
     assert list(grid.get_node_ids()) == []
 
 
-def test_what_is_no_message_is_as_good_as_lost(superlink, grid, line, tmp_path):
+def many(records):
+    """A message of so many records, in few bytes."""
+    whole = _flwr.message_to_proto(letter(1))
+    del whole.content.items[:]
+    for number in range(records):
+        whole.content.items.add(key=str(number)).config_record.SetInParent()
+    return whole.SerializeToString()
+
+
+def test_what_is_no_message_is_refused(superlink, grid, line, tmp_path):
+    """Nor is one that would keep the ServerApp busy: that is its sender's doing."""
     with node.online(line, tmp_path / "memo") as number:
         line.fetch(1000)
-        (sent,) = grid.push_messages([letter(number)])
-        assert line.post(post.ANSWER + sent, b"no protobuf").status_code == post.TAKEN
-        (back,) = grid.pull_messages([sent])
-        assert not back.has_content()
-        assert back.error.code == _flwr.ErrorCode.NODE_UNAVAILABLE
+        for nonsense, why in ((b"no protobuf", "DecodeError"), (many(_flwr.MOST_PIECES + 1), "10001 pieces")):
+            (sent,) = grid.push_messages([letter(number)])
+            assert line.post(post.ANSWER + sent, nonsense).status_code == post.ACCEPTED
+            (back,) = grid.pull_messages([sent])
+            assert not back.has_content()
+            assert back.error.code == _flwr.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+            assert why in back.error.reason
 
 
 def test_a_message_is_its_parts_strung_together():
@@ -423,7 +420,7 @@ def test_a_message_is_its_parts_strung_together():
 
 
 def test_strangers_are_not_let_in(superlink, grid, line):
-    line.signature = _flwr.Signature(ec.generate_private_key(CURVE))
+    line.signature = signing.Signature(ec.generate_private_key(CURVE))
     response = line.post(post.FETCH + line.session)
     assert (response.status_code, response.text) == (401, "no registered key")
 
@@ -434,7 +431,7 @@ def test_a_node_that_was_killed_says_so_afterwards(grid, line, tmp_path):
     killed = node.online(line, memo)
     number = killed.__enter__()
     (sent,) = grid.push_messages([letter(number)])
-    other = node.Line(line.address)
+    other = node.Connection(line.address)
     taken = other.post(post.FETCH + other.session)
     assert (taken.status_code, other.refused(taken)) == (post.TWICE, True)
     assert "another device is there with its key" in taken.text

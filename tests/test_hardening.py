@@ -127,7 +127,7 @@ def test_every_algorithm_bears_a_liar_in_every_phase(nine, tmp_path):  # noqa: F
 )
 def test_a_spoilt_merge_is_an_abandoned_round(nine, tmp_path, monkeypatch, size, why):  # noqa: F811
     """If nobody looks at answers one by one, what comes of them shows it, and the largest is struck."""
-    monkeypatch.setattr(waiting.Wait, "sift", lambda self: None)
+    monkeypatch.setattr(waiting.Wait, "sift", lambda self: False)
     plan = plan_of(nine, FOUR, algorithms=["cdma-nc"], rounds=6)
     deployed(plan, Clients(plan, tmp_path / "nodes", liar(size)), tmp_path / "real")
     lines = told(tmp_path / "real")
@@ -140,6 +140,19 @@ def test_a_spoilt_merge_is_an_abandoned_round(nine, tmp_path, monkeypatch, size,
     assert "diverged" not in events
     assert_replays(tmp_path / "real")
     assert [one.abandoned for one in replay_run(tmp_path / "real")] == [3]
+
+
+@pytest.mark.parametrize("quorum", [FOUR, "quorum={invite=4, enough=2, deadline=5.0}"])
+def test_what_all_answers_have_in_common_is_nobodys_lie(nine, tmp_path, quorum):  # noqa: F811
+    """Steps change and stages end. A run of CODASCA used to bar everybody when its second stage began."""
+
+    def answers(header, reply):
+        return liar(1e6, who=header.get("client"))(header, reply)
+
+    plan = plan_of(nine, quorum, algorithms=["cdma-nc"], rounds=4)
+    one = deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real")
+    assert [line["verdict"] for line in told(tmp_path / "real")] == ["go"] * 4
+    assert not any(one.roll.refusals.values())
 
 
 def test_a_run_that_diverges_by_itself_still_does(nine, tmp_path):  # noqa: F811
@@ -155,7 +168,7 @@ def test_replay_says_what_events_csv_says(nine, tmp_path, monkeypatch):  # noqa:
     """Somebody strikes out an event and makes all hashes fit: that is seen too."""
     from fedsaddle.runs.files import as_json, sha256
 
-    monkeypatch.setattr(waiting.Wait, "sift", lambda self: None)
+    monkeypatch.setattr(waiting.Wait, "sift", lambda self: False)
     plan = plan_of(nine, FOUR, algorithms=["cdma-nc"], rounds=6)
     deployed(plan, Clients(plan, tmp_path / "nodes", liar(1e200)), tmp_path / "real")
     events, saved = tmp_path / "real" / "events.csv", tmp_path / "real" / "checkpoint.json"
@@ -262,6 +275,21 @@ def test_a_device_remembers_a_few_runs_only(tmp_path, monkeypatch):
     for number in range(5):
         Memory(tmp_path, f"{number:032x}", "codasca", 0).keep(0, Pair(torch.ones(1), torch.ones(1)))
     assert sorted(path.name[-1] for path in (tmp_path / "memory").iterdir()) == ["3", "4"]
+
+
+def test_a_server_cannot_fill_a_device(tmp_path, monkeypatch):
+    """By seeds that there are not, nor by rounds of which none is ever used."""
+    monkeypatch.setattr(client, "LANES", 3)
+    blank = Pair(torch.zeros(1), torch.zeros(1))
+    for seed in range(9):
+        Memory(tmp_path, "0" * 32, "codasca", seed).keep(0, blank)
+    assert len(list((tmp_path / "memory" / ("0" * 32)).iterdir())) == 3
+    one = Memory(tmp_path, "1" * 32, "codasca", 0)
+    for number in range(50):
+        assert one.recall(5 if number > 5 else -1, blank) == blank
+        one.keep(number, blank)
+    rounds = sorted(int(path.stem) for path in one.folder.iterdir())
+    assert rounds == [5, *range(49 - client.UNUSED, 50)]
 
 
 # --- what a device lets a server ask -----------------------------------------------------------------------
@@ -378,6 +406,18 @@ def test_who_is_revoked_may_not_join_and_gets_another_key(tmp_path):
         keys.revoke(tmp_path / "keys" / "server", 7)
 
 
+def test_a_key_of_another_certificate_is_refused_in_one_line(tmp_path):
+    """As after a renewal of which only a part was copied."""
+    keys.make(tmp_path / "keys", 1)
+    path = tmp_path / "keys" / "server" / "server.key"
+    before = path.read_bytes()
+    keys.renew(tmp_path / "keys")
+    assert not list(tmp_path.rglob("*.part"))
+    path.write_bytes(before)
+    with pytest.raises(BadInput, match="they do not belong together; where"):
+        keys.server_files(path.parent)
+
+
 def test_private_keys_that_others_can_read_are_refused(tmp_path):
     keys.make(tmp_path / "keys", 1)
     for path, read in (
@@ -483,6 +523,17 @@ def test_a_journal_is_private_dated_and_bounded(tmp_path, monkeypatch, capsys):
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ line 19", capsys.readouterr().err.splitlines()[-1])
 
 
+def test_a_log_that_cannot_be_written_ends_nothing_but_is_spoken_of(tmp_path, capsys):
+    (tmp_path / "audit.jsonl").mkdir()
+    log = journal.Journal(tmp_path / "audit.jsonl")
+    log.say("a line")
+    with pytest.raises(OSError, match="Is a directory"):
+        log.note("phase")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith(" a line")
+    assert said[1].endswith("audit.jsonl cannot be written: Is a directory")
+
+
 def test_a_device_writes_down_what_it_was_asked(nine, tmp_path):  # noqa: F811
     plan = plan_of(nine, FOUR, algorithms=["cdma-nc"], rounds=3)
     grid = Clients(plan, tmp_path / "nodes")
@@ -558,7 +609,7 @@ def test_a_liar_garbage_in_the_database_and_monitoring(tmp_path):
 
 def test_a_full_disk_is_one_line_and_a_pause(nine, tmp_path, monkeypatch, capsys):  # noqa: F811
     """The server says so, waits, and is started again; nothing is counted against it."""
-    monkeypatch.setattr(app, "FULL", 0.2)
+    monkeypatch.setattr(app, "DISK_FULL", 0.2)
     plan = plan_of(nine)
 
     def full(*_):
@@ -607,7 +658,7 @@ def test_the_units_folders_are_all_that_must_be_writable(tmp_path):
         state=state,
         tmp=tmp_path,
         keys=tmp_path / "keys",
-        join=f"{program} join {path} --server 127.0.0.1:{port} --poll 0.3",
+        join=f"{program} join {path} --server 127.0.0.1:{port}",
         serve=f"{program} serve {path} --listen 127.0.0.1:{port}",
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT.parent / "src"), "TMPDIR": str(state / "tmp")}

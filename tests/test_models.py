@@ -225,6 +225,11 @@ def test_a_task_made_in_python_is_needed_to_load_its_model(tmp_path):
     with pytest.raises(BadInput, match="made in Python"):
         models.predict(run, "rows.csv", seed=0)
     assert torch.equal(fs.load(run, seed=1, task=Mine()).weight[0], point(run, 1).x)
+    some = {"rounds": 2, "quorum": fs.Quorum(invite=2), "progress": False}
+    whole = fs.run(Mine(), fs.CDMANC(eta=0.1, gamma=0.1), out=tmp_path / "whole", **some)
+    assert torch.equal(fs.load(whole.folder, task=Mine()).weight, whole.model().weight)
+    with pytest.raises(BadInput, match=r"made in Python, and no code.*task=task"):
+        fs.load(whole.folder)
     with pytest.raises(BadInput, match=r"the task has score; .* holds x"):
         fs.load(run, seed=0, task=fs.AUC())
 

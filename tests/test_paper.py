@@ -34,17 +34,7 @@ from fedsaddle.paper.claims import (
     corrected,
     rule_on,
 )
-from fedsaddle.paper.evidence import (
-    NOTHING_SPENT,
-    Evidence,
-    at_the_end,
-    compare,
-    is_finished,
-    mean_interval,
-    median_interval,
-    share_interval,
-    sign_test,
-)
+from fedsaddle.paper.evidence import Evidence, at_the_end
 from fedsaddle.paper.exhibits import EXHIBITS
 from fedsaddle.paper.forms import FULL, QUICK
 from fedsaddle.paper.grids import GRIDS, refined, size
@@ -60,7 +50,9 @@ from fedsaddle.paper.trials import (
     winners_of,
 )
 from fedsaddle.paper.winners import experiment_of_trial, winners_by
+from fedsaddle.report.paired import compare, mean_interval, median_interval, share_interval, sign_test
 from fedsaddle.report.reading import Evaluation, Happening, Lane, Run, Series
+from fedsaddle.report.spent import NOTHING_SPENT, is_finished
 from fedsaddle.report.statistics import area
 from fedsaddle.report.sweeps import Family, families_of
 from fedsaddle.sweep import settings, to_toml

@@ -42,6 +42,7 @@ FLOORS = [
         "mishaps",
         "steady",
         "strata",
+        "traces",
     },
     {"faults", "merges", "history"},
     {"algorithms", "problems"},
@@ -49,7 +50,7 @@ FLOORS = [
     {"simulate", "outcome"},
     {"runs", "environment", "sweep"},
     {"border", "report", "tensorboard"},
-    {"flower", "paper"},
+    {"flower", "paper", "board"},
     {"app"},
     {"cli"},
 ]

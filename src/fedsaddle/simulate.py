@@ -21,6 +21,7 @@ from fedsaddle.engine import machine
 from fedsaddle.engine.compile.cuts import NEARLY_ALL
 from fedsaddle.engine.course import Stop, course
 from fedsaddle.engine.executors.vectorised import Vectorised
+from fedsaddle.engine.partial import check_partial
 from fedsaddle.engine.study import Executor, Study, points
 from fedsaddle.errors import BadInput, Notice, check_count, check_memory, check_seed, shown
 from fedsaddle.faults import Faults
@@ -79,6 +80,7 @@ def make_study(
     if not settings or not seeds:
         raise BadInput("at least one algorithm and one seed are needed")
     _check_parts(problem, settings, quorum, fleet, merge, faults, checks, steady, executor)
+    check_partial(settings[0], quorum)
     if names and len(names) != len(settings):
         raise BadInput(f"names must be one for each of the {len(settings)} settings, got {len(names)}")
     check_count("batch", batch)
@@ -216,7 +218,10 @@ def _check_parts(
 def check_rows_are_here(problem: Problem) -> None:
     """Refuse to simulate what devices hold."""
     if isinstance(problem, Held) and problem.away is True:
-        raise BadInput("the rows of this task are on devices: run it with fedsaddle serve and join")
+        raise BadInput(
+            "the rows of this task are on devices: run it with fedsaddle serve and join; who has all their "
+            "files can replay a run, with fedsaddle replay --data"
+        )
 
 
 def _fleet_called(given: object) -> str:
@@ -239,6 +244,8 @@ def notes_of(studies: Sequence[Study]) -> list[str]:
     phases = [phase for study in studies for phase in study.algorithm.phases()]
     if one.quorum.collect is not None and all(phase.length(0.0) for phase in phases):
         notes.append(f"quorum.collect = {one.quorum.collect} has no effect: all phases take local steps")
+    if one.quorum.partial_work is not None and not any(phase.length(0.0) for phase in phases):
+        notes.append("quorum.partial_work has no effect: no phase takes local steps")
     if one.cohorts != "independent" and all(len(study.algorithm.phases()) == 1 for study in studies):
         notes.append(f"cohorts = '{one.cohorts}' has no effect: one cohort is invited a round")
     return notes

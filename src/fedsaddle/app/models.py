@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedsaddle import draws
 from fedsaddle.blueprint import Blueprint, Piece, trusted
 from fedsaddle.border.build import bench_of
-from fedsaddle.border.files import tables_of
+from fedsaddle.border.files import made_in_python, tables_of
 from fedsaddle.border.plugged import plug
 from fedsaddle.border.plugins import files_of
 from fedsaddle.border.trained import Choice, check_format, which_model
@@ -74,7 +74,7 @@ def _role(written: StoredModel, role: str | None) -> str:
 
 def _read(chosen: Choice, seed: int, code: Sequence[str | Path]) -> StoredModel:
     """A model as its folder has it. A network of a person's own is run only if they name its code."""
-    plug(tables_of(str(chosen.folder / "experiment.json")), code, groups=("networks",))
+    plug(_tables(chosen), code, groups=("networks",))
     return read_model(chosen.folder, chosen.algorithm, seed, chosen.best)
 
 
@@ -93,7 +93,7 @@ def _not_there(chosen: Choice, written: StoredModel) -> str:
     """Why a folder alone is not enough to build its networks."""
     if _own_code(chosen):
         return f"{chosen.folder} holds a task of code that is somebody's own, and not the code"
-    return f"{chosen.folder} holds a {written.problem} that was made in Python, and no code"
+    return f"{chosen.folder} holds a task ({written.problem}) that was made in Python, and no code"
 
 
 def _by_load(chosen: Choice) -> str:
@@ -103,7 +103,13 @@ def _by_load(chosen: Choice) -> str:
 
 
 def _own_code(chosen: Choice) -> list[str]:
-    return files_of(tables_of(str(chosen.folder / "experiment.json")))
+    return files_of(_tables(chosen))
+
+
+def _tables(chosen: Choice) -> dict[str, Any]:
+    """The experiment; of one that was made in Python nothing, for no file names what is in it."""
+    path = chosen.folder / "experiment.json"
+    return {} if made_in_python(path) else tables_of(str(path))
 
 
 # --- scores of new rows ----------------------------------------------------------------------------------

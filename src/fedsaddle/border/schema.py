@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
 from fedsaddle.algorithms import ALGORITHMS
-from fedsaddle.border import own, plugged
+from fedsaddle.border import own, plugged, slips
 from fedsaddle.checks import Checks, Norms, check_kinds
 from fedsaddle.core import Count, Range, Scalar
 from fedsaddle.engine.executors.ray import MOST_WORKERS
@@ -142,8 +142,8 @@ def _valid(
     if key == "algorithms" and len(first["loc"]) > 1:
         at = f"{at}.{first['loc'][1]}"
     if first["type"] == "extra_forbidden":
-        if variants is not None and (others := variants.with_key(key)):
-            raise BadInput(f"unknown key in {where} '{key}'; {others}")
+        if variants is not None:
+            raise variants.no_such_key(key)
         raise unknown(f"key in {where}" if where else "key", key, model.model_fields)
     if first["type"] == "missing":
         raise BadInput(f"{at} is missing")
@@ -229,15 +229,9 @@ class Variants(NamedTuple):
     chosen: str
     dials: dict[str, Any]  # the rest of the table
 
-    def with_key(self, key: str) -> str:
-        """Which other variants have a key, in words."""
-        having = [f"'{name}'" for name, (cls, _) in self.known.items() if key in _model(cls).model_fields]  # type: ignore[arg-type]
-        if not having:
-            return ""
-        return (
-            f"it goes with {self.key} {' or '.join(having)}, and {self.key} is '{self.chosen}'; "
-            f"{self.key} may be {', '.join(sorted(self.known))}"
-        )
+    def no_such_key(self, key: str) -> BadInput:
+        fields = {name: _model(cls).model_fields for name, (cls, _) in self.known.items()}  # type: ignore[arg-type]
+        return slips.no_such_key(self.where, key, self.key, self.chosen, fields)
 
     def filled(self) -> dict[str, Any]:
         cls, defaults = self.known[self.chosen]

@@ -16,6 +16,7 @@ from rich.table import Table
 from fedsaddle import __version__
 from fedsaddle.border import files, plugins
 from fedsaddle.cli import keys, models
+from fedsaddle.cli.board import board
 from fedsaddle.cli.doctor import doctor
 from fedsaddle.cli.new import new
 from fedsaddle.cli.options import (
@@ -37,7 +38,7 @@ from fedsaddle.cli.options import (
 )
 from fedsaddle.cli.reproduce import reproduce
 from fedsaddle.cli.watch import watch
-from fedsaddle.errors import BadInput, meant, printable
+from fedsaddle.errors import BadInput, check_count, meant, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -148,6 +149,10 @@ def replay(
     device: DeviceOption = None,
     quiet: Quiet = False,
     code: Code = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="If rows were on devices: their files, client 0's first; once for each."),
+    ] = None,
 ) -> None:
     """Run a run's history again in the simulator, and say whether it comes to the same."""
     if tolerance is not None and not tolerance >= 0:
@@ -163,7 +168,8 @@ def replay(
 
     agreed = True
     with_bars = partial(watching, out, quiet=quiet, transient=True, to=sys.stderr)
-    for one in replay_run(run, tolerance, engine, device and device.lower(), with_bars, code or ()):
+    where = device and device.lower()
+    for one in replay_run(run, tolerance, engine, where, with_bars, code or (), data or ()):
         print(one)
         agreed &= one.agrees
     raise typer.Exit(0 if agreed else 1)
@@ -286,6 +292,7 @@ def serve(
     ] = None,
 ) -> None:
     """Run an experiment on the devices that join."""
+    files.parse_address(listen, "--listen")
     which = chosen.experiment(experiment, "run")
 
     from fedsaddle.app import deploy
@@ -304,6 +311,7 @@ def local(
     nodes: Annotated[int, typer.Option(help="How many devices, each a process of this machine.")] = 4,
 ) -> None:
     """Try a deployment on this machine: a server, devices, keys, everything."""
+    check_count("--nodes", nodes)
     which = chosen.experiment(experiment, "run")
 
     from fedsaddle.app import deploy
@@ -335,6 +343,7 @@ def join(
     code: Code = None,
 ) -> None:
     """Take part in an experiment as one device."""
+    files.parse_address(server, "--server")
     plugins.check_approved(*files.read_tables(experiment), code or ())
 
     from fedsaddle.app import deploy
@@ -347,7 +356,7 @@ def join(
     raise typer.Exit(deploy.join(experiment, server, key, device, Terminal(out), **own))
 
 
-for _command in (reproduce, models.predict, models.export, models.sample, models.rescore, doctor):
+for _command in (reproduce, board, models.predict, models.export, models.sample, models.rescore, doctor):
     app.command()(_command)
 
 

@@ -13,13 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fedsaddle.engine.partial import cut_short
 from fedsaddle.engine.study import Lanes, Meeting, Study
 from fedsaddle.fleet import NEVER, Verdict, invite
 from fedsaddle.history import Gathering, History
 
 LOST = "lost"
 Refusals = dict[tuple[int, int, int], str]  # (lane, phase, client): why its answer is refused, or LOST
-AHEAD = 256  # lanes' phases that are drawn for at once
+SPAN = 256  # lanes' phases that are drawn for at once
 NOBODY = Gathering([], [], [], {}, [], 0.0, Verdict.ABANDON, [])  # where a history has ended
 
 
@@ -68,6 +69,7 @@ def gather(
     invited = invitations(study, round, number, out)
     again = before is not None and getattr(study.fleet, "once_a_round", False)
     delays = study.fleet.delays(seeds, round, 0 if again else number, invited, clock)
+    delays, cut = cut_short(study, round, number, invited, delays)
     twice: list[list[int]] = [[] for _ in study.seeds]
     why: list[dict[int, str]] = [{} for _ in study.seeds]
     if study.faults is not None:
@@ -104,6 +106,9 @@ def gather(
                 end.verdict,
                 [client for client, wait in waits.items() if client in twice[lane] and wait < NEVER],
                 end.answered,
+                steps={
+                    own[place]: cut[lane][own[place]] for place in end.accepted if own[place] in cut[lane]
+                },
             )
         )
     return meeting
@@ -129,7 +134,7 @@ def invitations(study: Study, round: int, number: int, out: list[set[int]]) -> T
 def drawn_ahead(study: Study, what: str, round: int, draw: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """What is drawn for a round, (phase, lane, ...): with those beside it, which costs no more than one."""
     phases = len(study.algorithm.phases())
-    span = max(1, AHEAD // (len(study.seeds) * phases))
+    span = max(1, SPAN // (len(study.seeds) * phases))
     first = round - round % span
     if study.drawn.get(what, (None,))[0] != first:
         rounds = torch.arange(first, first + span)[:, None, None]

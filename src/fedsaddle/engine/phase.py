@@ -5,7 +5,7 @@ These are functions of tensors. Who computes the answers, and where, is an execu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from fedsaddle import draws
 from fedsaddle.checks import bounds, judge
 from fedsaddle.core import Algorithm, Message, Pair, Turn
 from fedsaddle.engine.gather import drawn_ahead
+from fedsaddle.engine.partial import planned_steps
 from fedsaddle.engine.study import Calls, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Task, Visits, projected, untouched
 from fedsaddle.errors import BadInput
@@ -26,24 +27,38 @@ Answers = Callable[[Task, Extent, Visits], Answer | Lost]
 
 
 def calls_of(
-    study: Study, completed: list[int], round: int, number: int, asked: list[list[int]]
+    study: Study,
+    completed: list[int],
+    round: int,
+    number: int,
+    asked: list[list[int]],
+    cut: Sequence[Mapping[int, int]] = (),
 ) -> tuple[Calls, Extent]:
-    """The flat list of the clients that each lane asks, and how far the computation must reach."""
+    """The flat list of the clients that each lane asks, and how far the computation must reach.
+
+    The walks of some may have been `cut` short, to so many steps: by lane and client.
+    """
     counts = [len(clients) for clients in asked]
     client = torch.tensor([number for clients in asked for number in clients])
-    phase = study.algorithm.phases()[number]
-    chances = [0.0] * len(study.seeds)
-    if phase.varied:
-        key = draws.key(draws.STEPS, study.lane_seeds, round, number)
-        chances = draws.uniform(key, 1).squeeze(-1).tolist()
-    steps = [phase.length(chance) for chance in chances]
-
-    walks = [own for own, count in zip(steps, counts, strict=True) if count]
+    planned = planned_steps(study, round, number)
+    if any(cut):
+        walks = [
+            own.get(client, steps)
+            for clients, own, steps in zip(asked, cut, planned, strict=True)
+            for client in clients
+        ]
+        if any(n > steps for own, steps in zip(cut, planned, strict=True) for n in own.values()):
+            raise BadInput(f"the history of round {round} has a walk of more steps than were asked for")
+    else:
+        walks = [steps for clients, steps in zip(asked, planned, strict=True) for _ in clients]
     rows = int(study.problem.federation.sizes[client].max())
     extent = Extent(max(walks), rows, ragged=min(walks) < max(walks))
 
     def keys(rounds: Tensor, phases: Tensor) -> Tensor:
         return draws.key(draws.BATCHES, study.lane_seeds, rounds, phases)
+
+    def chances(rounds: Tensor, phases: Tensor) -> Tensor:
+        return draws.uniform(draws.key(draws.STEPS, study.lane_seeds, rounds, phases), 1).squeeze(-1)
 
     lane, place, answers = layout(tuple(counts), study.quorums[number].wanted)
     host = Calls(
@@ -52,8 +67,10 @@ def calls_of(
         place,
         answers,
         torch.tensor(completed),
-        torch.tensor(steps),
+        torch.tensor(planned),
+        drawn_ahead(study, "chances", round, chances)[number],
         drawn_ahead(study, "keys", round, keys)[number],
+        torch.tensor(walks),
         corrupted(study, round, number, lane, client),
     )
     if study.device.type == "cpu":
@@ -115,8 +132,8 @@ def padded(inputs: PhaseInputs, visits: int) -> PhaseInputs:
     """What a phase is given, with its last visit again and again until there are so many."""
     calls, kept = inputs.calls, inputs.kept
     place = torch.arange(visits, device=calls.lane.device).clamp(max=len(calls.lane) - 1)
-    lane, client, corrupt = (values[place] for values in (calls.lane, calls.client, calls.corrupt))
-    calls = calls._replace(lane=lane, client=client, corrupt=corrupt)
+    by_visit = {name: getattr(calls, name)[place] for name in ("lane", "client", "steps", "corrupt")}
+    calls = calls._replace(**by_visit)
     return PhaseInputs(inputs.server, calls, tree_map(lambda rows: rows[place], kept))
 
 
@@ -135,9 +152,15 @@ def send(study: Study, server: Any, number: int) -> Message:
 def visits_of(study: Study, down: Message, calls: Calls, kept: Pair | None) -> Visits:
     """Who is asked, and all that is sent."""
     dtype = next(iter(down.values())).x.dtype
-    by_lane = {"hyper": study.hyper, "down": down, "t": calls.t.to(dtype), "steps": calls.steps}
+    by_lane = {
+        "hyper": study.hyper,
+        "down": down,
+        "t": calls.t.to(dtype),
+        "planned": calls.planned.to(dtype),
+        "chance": calls.chance,
+    }
     key = draws.fold(calls.key[calls.lane], calls.client)
-    return Visits(by_lane, calls.lane, calls.client, key, kept)
+    return Visits(by_lane, calls.lane, calls.client, key, calls.steps.to(dtype), kept)
 
 
 def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> Any:
@@ -157,7 +180,8 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
             raise BadInput(f"{who} must give a server as it was: {looks(server)}, not {looks(after)}")
         return after
 
-    turn = Turn(calls.t.to(count.dtype), count / len(study.problem.federation))
+    steps = (calls.steps[calls.place] * there).sum(-1) / count.clamp(min=1)
+    turn = Turn(calls.t.to(count.dtype), count / len(study.problem.federation), steps, calls.chance)
     clips = bounds(study.merge.clip, study.kinds[number])
     if clips:
         sent: Message = tree_map(lambda values: values[calls.lane], send(study, server, number))

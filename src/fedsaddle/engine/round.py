@@ -133,7 +133,8 @@ def compute(study: Study, lanes: Lanes, ledger: Ledger, arrivals: Arrivals, refu
             sorted(end.used) if on else [] for end, on in zip(meetings[number], ledger.playing, strict=True)
         ]
         state.asked.update(which(ledger.playing))
-        calls, extent = calls_of(study, lanes.completed, round, number, asked)
+        cut = [end.steps for end in meetings[number]]
+        calls, extent = calls_of(study, lanes.completed, round, number, asked, cut)
         kept = kept_by(lanes.memory, calls)
         result = study.executor.run(study, number, extent, PhaseInputs(state.server, calls, kept))
         if isinstance(result, Lost):

@@ -8,6 +8,7 @@
     usual       how large updates are, and which are none of the run's
     post        messages on their way, whole and in memory
     grid        the ServerApp's end of the post
+    signing     how a node shows who it is
     door        who may come to the post from outside, how many, for how long, and with how much
     link        the SuperLink, of which nothing but the post can be reached from outside
     store       the SuperLink's database, put aside if it is damaged

@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from base64 import b64encode
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 # --- public ---------------------------------------------------------------------------------------------
 from flwr.app import ConfigRecord, Context, Error, Message, Metadata, RecordDict
@@ -30,7 +26,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.app.message import make_message  # one that did not come from Message()
 from flwr.cli.build import build_fab_from_files  # a run needs an app, though ours is empty
 from flwr.common.constant import (
-    TIMESTAMP_HEADER,  # when a node has signed
     ErrorCode,  # why there is no answer
     SubStatus,  # how a ServerApp's task has ended
 )
@@ -56,8 +51,6 @@ from flwr.proto.runtime_pb2 import (  # the runtime API's calls
     SendTaskHeartbeatRequest,
 )
 from flwr.supercore.constant import (
-    FLEET_HTTP_PUBLIC_KEY_HEADER,  # by which the outer door tells nodes apart
-    FLEET_HTTP_SIGNATURE_HEADER,  # and believes them
     TaskType,  # the only kind of task that is taken: a ServerApp's
 )
 from flwr.supercore.control import ControlHttpClient  # who may join, and runs
@@ -90,11 +83,6 @@ __all__ = [
 ]
 
 HttpClient = TypeVar("HttpClient", ControlHttpClient, RuntimeHttpClient)
-
-# As ASGI gives them.
-KEY_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
-SIGNATURE_HEADER = FLEET_HTTP_SIGNATURE_HEADER.lower().encode()
-TIME_HEADER = TIMESTAMP_HEADER.lower().encode()
 
 
 # --- the SuperLink ----------------------------------------------------------------------------------------
@@ -200,6 +188,8 @@ class SocketGrid(HttpGrid):
 
 # --- messages as bytes --------------------------------------------------------------------------------------
 
+MOST_PIECES = 10_000  # records and their entries, of a message that came: each becomes an object of Python's
+
 
 def parts_of(message: Message) -> list[bytes]:
     """A message as bytes: its head, and each record. Strung together they are the whole of it.
@@ -216,8 +206,18 @@ def parts_of(message: Message) -> list[bytes]:
 
 
 def message_of(data: bytes) -> Message:
-    """Bytes as a message."""
-    message = message_from_proto(message_pb2.Message.FromString(data))
+    """Bytes as a message. ValueError if they are none, or one of more pieces than ours have."""
+    try:
+        whole = message_pb2.Message.FromString(data)
+        pieces = sum(
+            1 + len(one.config_record.items) + len(one.metric_record.items) + len(one.array_record.items)
+            for one in whole.content.items
+        )
+        if pieces > MOST_PIECES:
+            raise ValueError(f"it has {pieces} pieces")
+        message = message_from_proto(whole)
+    except Exception as error:  # what the other side may put together has no end
+        raise ValueError(f"what came is no message: {type(error).__name__}: {error}") from None
     message.metadata.__dict__["_created_at"] = time.time()  # by this side's clock: a reply counts from it
     return message
 
@@ -229,8 +229,16 @@ def answer_of(data: bytes, reply_to: str, node: int) -> Message:
     return message
 
 
-def nothing_from(node: int, reply_to: str) -> Message:
-    """In place of an answer that will not come: its node has gone."""
+NODE_GONE = Error(ErrorCode.NODE_UNAVAILABLE, "the node has gone")
+
+
+def unreadable(why: str) -> Error:
+    """Of an answer that is none: that is its sender's doing."""
+    return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, why)
+
+
+def nothing_from(node: int, reply_to: str, error: Error = NODE_GONE) -> Message:
+    """In place of an answer that will not come, by default since its node has gone."""
     about = Metadata(
         run_id=TaskIdentity.run_id,
         message_id="",
@@ -242,29 +250,4 @@ def nothing_from(node: int, reply_to: str) -> Message:
         ttl=1.0,
         message_type="train",
     )
-    return make_message(about, error=Error(ErrorCode.NODE_UNAVAILABLE, "the node has gone"))
-
-
-# --- a node -----------------------------------------------------------------------------------------------
-
-
-class Signature:
-    """What a node shows with each request: its key, and the time, signed by it.
-
-    `ahead` is how far the server's clock is ahead of this one: the time that counts is the server's.
-    """
-
-    def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
-        self.key, self.ahead = key, 0.0
-        self.public = key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-
-    def headers(self) -> dict[str, str]:
-        stamp = (datetime.now(UTC) + timedelta(seconds=self.ahead)).isoformat()
-        signed = self.key.sign(stamp.encode("ascii"), ec.ECDSA(hashes.SHA256()))
-        return {
-            FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(self.public).decode("ascii"),
-            TIMESTAMP_HEADER: stamp,
-            FLEET_HTTP_SIGNATURE_HEADER: b64encode(signed).decode("ascii"),
-        }
+    return make_message(about, error=error)

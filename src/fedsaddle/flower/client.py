@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,11 +29,13 @@ from fedsaddle.errors import MOST, BadInput, printable
 from fedsaddle.flower._flwr import ClientApp, Context, RecordDict
 from fedsaddle.flower._flwr import Message as Envelope
 from fedsaddle.flower.journal import Journal
-from fedsaddle.flower.policy import Logbook, Policy, check_rows
+from fedsaddle.flower.policy import LANES, Logbook, Policy, check_rows
 from fedsaddle.flower.wire import (
     COUNT,
     FACT,
     HEADER,
+    MADE,
+    PARTIAL,
     Header,
     Refused,
     agreement,
@@ -40,6 +43,7 @@ from fedsaddle.flower.wire import (
     header_of,
     integer,
     pack,
+    real,
     size_of,
     unpack,
 )
@@ -47,6 +51,7 @@ from fedsaddle.problem import Held, Problem
 from fedsaddle.runs import Plan, sealed, unsealed, write_atomically
 
 RUNS = 4  # runs that a device remembers; those it has not heard of for longest are over
+UNUSED = 8  # visits in a row that were not used, of which a lane keeps what came of them
 ANYTHING = Policy()
 
 
@@ -112,6 +117,19 @@ class Site:
 
 
 @dataclass
+class Stopwatch:
+    """Ends a walk when its time is over, and knows how many steps it has made."""
+
+    seconds: float
+    steps: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def __call__(self, made: int) -> bool:
+        self.steps = made
+        return time.monotonic() - self.began >= self.seconds
+
+
+@dataclass
 class LaneOnDevice:
     """One algorithm with one seed, as a device sees it."""
 
@@ -132,12 +150,25 @@ class LaneOnDevice:
         memory = self._fresh.memory
         return None if memory is None else Pair(memory.x[0, client], memory.y[0, client])
 
-    def answer(self, client: int, t: int, round: int, phase: int, down: Message, kept: Pair | None) -> Any:
-        """What goes `up` and what to `keep`, as the simulator's loop over single clients computes it."""
+    def answer(
+        self,
+        client: int,
+        t: int,
+        round: int,
+        phase: int,
+        down: Message,
+        kept: Pair | None,
+        watch: Stopwatch | None = None,
+    ) -> Any:
+        """What goes `up` and what to `keep`, as the simulator's loop over single clients computes it.
+
+        With a `watch`, the walk ends when that says so.
+        """
         calls, extent = calls_of(self.study, [t], round, phase, [[client]])
         stacked = {name: _stack(pair) for name, pair in down.items()}
         visits = visits_of(self.study, stacked, calls, None if kept is None else _stack(kept))
-        found = Loop().answers(self.study.task(phase), extent, visits)
+        task = self.study.task(phase)._replace(partial=watch is not None, over=watch)
+        found = Loop().answers(task, extent, visits)
         keep = Pair(found.keep.x[0], found.keep.y[0]) if isinstance(found.keep, Pair) else None
         return _first(found.up), keep
 
@@ -160,11 +191,15 @@ class Memory:
         self.folder = folder / "memory" / run / f"{algorithm}-{seed}"
 
     def recall(self, round: int, blank: Pair) -> Pair:
-        """What was kept in a round, or the beginning's. What is older is removed, once that could be read."""
+        """What was kept in a round, or the beginning's. What is older is removed, once that could be read.
+
+        What is newer was not used; some of it stays, for a server that has only forgotten it for a moment.
+        """
         kept = blank if round < 0 else self._read(round, blank)
-        for path in self.folder.glob("*.safetensors"):
-            if path.stem.isdecimal() and int(path.stem) < round:
-                path.unlink(missing_ok=True)
+        rounds = sorted(int(path.stem) for path in self.folder.glob("*.safetensors") if path.stem.isdecimal())
+        newer = [other for other in rounds if other > round]
+        for other in (*[other for other in rounds if other < round], *newer[:-UNUSED]):
+            (self.folder / f"{other}.safetensors").unlink(missing_ok=True)
         return kept
 
     def _read(self, round: int, blank: Pair) -> Pair:
@@ -183,9 +218,10 @@ class Memory:
     def keep(self, round: int, values: Pair) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.parent.touch()  # the run that was last visited
-        others = sorted(self.folder.parent.parent.iterdir(), key=lambda run: run.stat().st_mtime)
-        for run in others[:-RUNS]:
-            shutil.rmtree(run, ignore_errors=True)
+        self.folder.touch()  # and the lane
+        for place, most in ((self.folder.parent.parent, RUNS), (self.folder.parent, LANES)):
+            for old in sorted(place.iterdir(), key=lambda one: one.stat().st_mtime)[:-most]:
+                shutil.rmtree(old, ignore_errors=True)
         data = save({"x": values.x.contiguous(), "y": values.y.contiguous()})
         write_atomically(self.folder / f"{round}.safetensors", sealed(data))
 
@@ -216,6 +252,9 @@ def visit(site: Site, records: RecordDict) -> tuple[Header, Message]:
     if not re.fullmatch(r"[0-9a-f]{32}", run):
         raise Refused(f"run must be 32 hexadecimal digits, got {run[:40]}")
     check_rows(site.policy, lane.study, phase, down, site.client)
+    watch = Stopwatch(real(header, PARTIAL, 0.0, MOST)) if PARTIAL in header else None
+    if watch is not None and not lane.study.algorithm.phases()[phase].partial:
+        raise Refused(f"{algorithm} counts on all steps of a walk")
     site.logbook.enter(site.policy, run, algorithm, seed, round, phase)
 
     blank, kept, memory = lane.blank(site.client), None, None
@@ -223,10 +262,10 @@ def visit(site: Site, records: RecordDict) -> tuple[Header, Message]:
         memory = Memory(site.folder, run, algorithm, seed)
         kept = memory.recall(last, blank)
     learn(lane.study.problem, header)
-    up, keep = lane.answer(site.client, t, round, phase, down, kept)
+    up, keep = lane.answer(site.client, t, round, phase, down, kept, watch)
     if memory is not None and keep is not None:
         memory.keep(round, keep)
-    return header, up
+    return header | ({} if watch is None else {MADE: watch.steps}), up
 
 
 def learn(problem: Problem, header: Header) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -29,7 +31,7 @@ from fedsaddle.exits import ALL_DIVERGED, BAD_INPUT, INTERRUPTED
 from fedsaddle.flower import keys, link, metrics, store
 from fedsaddle.flower._flwr import Grid
 from fedsaddle.flower.client import Site, client_app
-from fedsaddle.flower.grid import PostGrid
+from fedsaddle.flower.grid import LinkLost, PostGrid
 from fedsaddle.flower.journal import Journal, say
 from fedsaddle.flower.node import Address, App, attend
 from fedsaddle.flower.roll import Roll
@@ -39,11 +41,13 @@ from fedsaddle.runs import Interrupted, Plan, write_atomically
 
 DONE = (0, BAD_INPUT, ALL_DIVERGED, INTERRUPTED)  # ends after which a ServerApp is not started again
 TRIES = 5  # times that a ServerApp may die without making a checkpoint
-AGAIN, LONGEST = 1.0, 60.0  # seconds before a process that has died is started again, at first and at last
+AGAIN, AT_LAST = 1.0, 60.0  # seconds before a process that has died is started again, at first and at last
 LASTED = 60.0  # seconds after which a process that dies had been well
-BEAT = 10.0  # seconds between the ServerApp's signs of life; Flower wants one every 30
-WAITED = 5  # a ServerApp's exit code when the disk was full and it has waited; it is started again
+ALIVE = 10.0  # seconds between the ServerApp's signs of life; Flower wants one every 30
+# A ServerApp's exit codes when the disk was full and it has waited, and when the SuperLink did not answer it.
+WAITED, CUT_OFF = 5, 6
 DAY = 86_400.0
+LITTLE = 1 << 18  # bytes on a disk that is as good as full
 DRAIN = 30.0  # seconds to wait for answers that are still owed when the last round is over
 
 CarryOn = Callable[[Deployment, bool], int]  # the rounds of a plan, from the start or again, to an exit code
@@ -119,7 +123,9 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
                 listener = metrics.endpoint(server.metrics, status_file(socket), server.keys)
                 family.start("metrics", listener.serve_forever, server.room / "metrics.log")
                 listener.server_close()  # here; the process has its own
-            server.journal.note("started", clients=sorted(public), listen="{}:{}".format(*server.address))
+            server.journal.note_if_it_can(
+                "started", clients=sorted(public), listen="{}:{}".format(*server.address)
+            )
             while True:
                 socket.unlink(missing_ok=True)
                 store.check_database(server.room / "link.db", server.journal.say)
@@ -142,9 +148,11 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
                 began = time.monotonic()
                 code = _rounds(server, public, family, hub, socket, asked, remind, resumed)
                 if code is not None:
-                    server.journal.note("ended", code=code)
+                    server.journal.note_if_it_can("ended", code=code)
                     return code
                 why = "does not answer" if hub.alive() else "has ended"
+                if shutil.disk_usage(server.room).free < LITTLE:
+                    why += f", and the disk of {server.room} is full"
                 say(f"the SuperLink {why}; starting it again")
                 family.end(hub)
                 pause.after(time.monotonic() - began, asked, remind)
@@ -179,6 +187,9 @@ def _rounds(
             if asked() or not hub.alive():
                 family.end(app)
                 return INTERRUPTED if asked() else None
+            if app.status == CUT_OFF:
+                family.end(app)
+                return None
             link.stop_run(socket, run)
             family.end(app)
             if app.status in DONE:
@@ -211,7 +222,7 @@ class Pause:
         while time.monotonic() < end and not asked():
             time.sleep(0.1)
             tend()
-        self.seconds = min(LONGEST, 2 * self.seconds)
+        self.seconds = min(AT_LAST, 2 * self.seconds)
 
 
 def _told(status: int | None) -> str:
@@ -245,10 +256,11 @@ def _server(server: Serving, nodes: dict[int, int], socket: Path, token: str, re
 
     try:
         server_app(work)(grid, context)
-        grid.complete()
-    except httpx.HTTPError:
-        say("the ServerApp has lost the SuperLink")
-        return 1
+        if code != WAITED:
+            grid.complete()
+    except (httpx.HTTPError, LinkLost) as error:
+        say(f"the ServerApp has lost the SuperLink: {str(error).splitlines()[0]}")
+        return CUT_OFF
     return code
 
 
@@ -257,7 +269,7 @@ def _beat(grid: PostGrid) -> None:
     while True:
         with contextlib.suppress(Exception):
             grid.heartbeat()
-        time.sleep(BEAT)
+        time.sleep(ALIVE)
 
 
 def status_file(socket: Path) -> Path:
@@ -296,7 +308,11 @@ def run_name(room: Path) -> str:
 def node(site: Site, app: App, address: Address, largest: int) -> None:
     """The process of a node, until it is ended."""
     machine.prepare(site.plan.resolved["threads"])
-    attend(app, address, largest, site.folder / "node")
+    try:
+        attend(app, address, largest, site.folder / "node")
+    except ValueError as error:
+        say(f"what the server at {address.server} says cannot be used: {error}")
+        sys.exit(1)
 
 
 def join(site: Site, address: Address, app: App | None = None) -> int:
@@ -324,14 +340,6 @@ def join(site: Site, address: Address, app: App | None = None) -> int:
         finally:
             family.end()
     return 0
-
-
-def parse_address(text: str, what: str) -> tuple[str, int]:
-    """HOST:PORT"""
-    host, sign, port = text.rpartition(":")
-    if not sign or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise BadInput(f"{what} takes HOST:PORT, such as 127.0.0.1:9092; got '{text}'")
-    return host.strip("[]"), int(port)
 
 
 def free_port() -> int:

@@ -8,45 +8,78 @@ that a stranger sends is kept: a header of at most 16 kB is looked at, and no bo
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import resource
 import socket
 import ssl
 import sys
 import time
-from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import uvicorn
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fedsaddle.flower._flwr import KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER
 from fedsaddle.flower.post import ANSWER, FETCH, HERE, LEAVE, TWICE, Post
+from fedsaddle.flower.signing import DIGEST, KEY, Headers, digest_of, header_named, signed_at
 
-HEADER = 16 << 10  # bytes of a request's line and headers
-SMALL = 16 << 10  # bytes of a body that carries no floats
+HEADER_BYTES = 16 << 10  # bytes of a request's line and headers
+BODY_BYTES = 16 << 10  # bytes of a body that carries no floats
 SHOW = 10.0  # seconds that a stranger has to show a key
 DAWDLE = 2.0  # seconds after which a stranger may have to make room
 STRANGERS, OF_ADDRESS = 256, 128
 OF_NODE = 4  # connections of one registered node
+COMING = 50.0, 256.0  # connections a second from one address, and at once: each costs a handshake
+ASKING = 20.0, 60.0  # requests a second of one node, and at once; then each waits for
+SLOWLY = 1.0  # seconds
+BODY_SECONDS = 60.0  # seconds that a body may take to come, if nobody waits for it longer
+LEFT, TOO_LATE = 499, 408  # who sent it has gone; it took too long
+REFUSED = 0.002  # seconds before the next connection is looked at, after one that was not let in
 RESERVED = 64  # file descriptors that the server needs for itself
-AHEAD, BEHIND = 5.0, 300.0  # seconds that a signature's time may be off
-QUIET = 60.0  # seconds before the same line is said again
+CLOCK_AHEAD, CLOCK_BEHIND = 5.0, 300.0  # seconds that a signature's time may be off
+SAID_AGAIN = 60.0  # seconds before the same line is said again
 
 Scope = MutableMapping[str, Any]
 ASGIEvent = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[ASGIEvent]]
 Send = Callable[[ASGIEvent], Awaitable[None]]
 Serve = Callable[[Scope, Receive, Send], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
 
 
 # --- connections --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Allowance:
+    """How often somebody may come: so often a second in the long run, and so often at once."""
+
+    rate: float
+    burst: float
+    most: int = 10_000  # of whom this is known; those not seen for longest are forgotten
+    left: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # and when that was so
+
+    def allows(self, who: Hashable, now: float) -> bool:
+        left, then = self.left.pop(who, (self.burst, now))
+        left = min(self.burst, left + (now - then) * self.rate)
+        self.left[who] = (left - 1.0, now) if left >= 1.0 else (left, now)
+        if len(self.left) > self.most:
+            del self.left[next(iter(self.left))]
+        return left >= 1.0
+
+
+def network_of(host: str) -> str:
+    """Who is behind an address: of IPv6, a network, in which one machine has as many as it wants."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 At = tuple[str, int]  # an address and a port
@@ -69,9 +102,12 @@ class Visitors:
     strangers: dict[At, Visitor] = field(default_factory=dict)
     known: dict[At, Visitor] = field(default_factory=dict)
     of_key: dict[bytes, list[At]] = field(default_factory=dict)
+    coming: Allowance = field(default_factory=lambda: Allowance(*COMING))
 
     def room_for(self, address: str, now: float) -> bool:
         """Whether a stranger may come in, perhaps because another had to go."""
+        if not self.coming.allows(address, now):
+            return False
         share = min(STRANGERS, max(2, self.most // 2))
         while True:
             mine = [one for one in self.strangers.values() if one.address == address]
@@ -130,8 +166,9 @@ async def admit(
         except OSError:  # out of file descriptors, by somebody else's doing
             await asyncio.sleep(0.2)
             continue
-        if not visitors.room_for(host, time.monotonic()):
+        if not visitors.room_for(network_of(host), time.monotonic()):
             connection.close()
+            await asyncio.sleep(REFUSED)  # a flood is not to keep the others' answers waiting
             continue
         task = loop.create_task(_greet(connection, (host, port), server, tls, visitors))
         tasks.add(task)
@@ -148,8 +185,7 @@ async def _greet(
     """Shake hands, and see to it that a stranger shows a key in time."""
     loop, here = asyncio.get_running_loop(), asyncio.current_task()
     assert here is not None
-    visitor = visitors.strangers[at] = Visitor(at[0], time.monotonic(), here.cancel)
-
+    visitor = visitors.strangers[at] = Visitor(network_of(at[0]), time.monotonic(), here.cancel)
     protocol = Watched(server.config, server.server_state, {}, loop)
     protocol.left = lambda: visitors.leave(at)
     try:
@@ -204,6 +240,7 @@ class Outside:
     visitors: Visitors
     most: int  # bytes of an answer
     members: dict[bytes, Member] = field(default_factory=dict)  # nobody, until they are registered
+    asking: Allowance = field(default_factory=lambda: Allowance(*ASKING))  # of nodes
     said: dict[str, float] = field(default_factory=dict)
 
     def admit_members(self, told: Mapping[str, tuple[int, int]]) -> None:
@@ -216,10 +253,18 @@ class Outside:
         if scope["type"] == "lifespan":
             return  # the inner door looks after that
         member, status, why = self.look_at(scope)
-        body = None if member is None else await body_of(receive)
-        if member is not None and body is not None:
+        if member is not None:
             call, _, name = scope["path"].rpartition("/")
-            status, why = self.hear(member, call + "/", name, body)
+            if not self.asking.allows(member.node, time.monotonic()):
+                await asyncio.sleep(SLOWLY)
+            wait = self.post.expects(member.node, name) if call + "/" == ANSWER else BODY_SECONDS
+            body = await body_of(receive, max(wait, BODY_SECONDS), keep=wait > 0)
+            if isinstance(body, int):
+                status, why = body, f"{member}: its request did not come in time"
+            elif wait > 0 and digest_of([body]) != header_named(scope["headers"], DIGEST):
+                status, why = 401, f"{member}: what it has signed is something else"
+            else:
+                status, why = self.hear(member, call + "/", name, body)
             if status == 200 and call + "/" == FETCH:
                 await self.fetch(member, receive, send)
                 return
@@ -234,11 +279,11 @@ class Outside:
             return None, 403, ""
         if not self.members:  # yet: a node would be turned away
             return None, 503, ""
-        member = self.identify(headers, datetime.now(UTC))
+        member = self.identify(scope["path"], headers, datetime.now(UTC))
         if isinstance(member, str):
             return None, 401, member
-        self.visitors.introduce(tuple(scope["client"] or ()), named(headers, KEY_HEADER))
-        if not fits(headers, self.most if call == ANSWER else SMALL):
+        self.visitors.introduce(tuple(scope["client"] or ()), header_named(headers, KEY))
+        if not fits(headers, self.most if call == ANSWER else BODY_BYTES):
             return None, 413, f"{member}: too long for {call}"
         return member, 200, ""
 
@@ -262,19 +307,16 @@ class Outside:
             left.cancel()
         await (say(send, 204) if letter is None else say(send, 200, *letter.parts))
 
-    def identify(self, headers: Headers, now: datetime) -> Member | str:
+    def identify(self, path: str, headers: Headers, now: datetime) -> Member | str:
         """Who asks, or why that is not believed."""
-        member = self.members.get(named(headers, KEY_HEADER))
+        member = self.members.get(header_named(headers, KEY))
         if member is None:
             return "no registered key"
-        stamp = named(headers, TIME_HEADER)
-        try:
-            ahead = (datetime.fromisoformat(stamp.decode("ascii")) - now).total_seconds()
-            signature = b64decode(named(headers, SIGNATURE_HEADER), validate=True)
-            member.key.verify(signature, stamp, ec.ECDSA(hashes.SHA256()))
-        except (ValueError, TypeError, InvalidSignature):
+        signed = signed_at(headers, path, member.key)
+        if signed is None:
             return f"{member}: not signed by its key"
-        if not -BEHIND < ahead < AHEAD:
+        ahead = (signed - now).total_seconds()
+        if not -CLOCK_BEHIND < ahead < CLOCK_AHEAD:
             way = "ahead of" if ahead > 0 else "behind"
             return f"{member}: its clock is {abs(ahead):.0f} s {way} the server's"
         return member
@@ -282,16 +324,12 @@ class Outside:
     def note(self, line: str) -> None:
         """Write a line to the log, not the same one every time."""
         now = time.monotonic()
-        if now - self.said.get(line, -QUIET) < QUIET:
+        if now - self.said.get(line, -SAID_AGAIN) < SAID_AGAIN:
             return
         if len(self.said) >= 1000:
             self.said.clear()
         self.said[line] = now
         print(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {line}", file=sys.stderr, flush=True)
-
-
-def named(headers: Headers, wanted: bytes) -> bytes:
-    return next((value for name, value in headers if name == wanted), b"")
 
 
 def fits(headers: Headers, most: int) -> bool:
@@ -302,16 +340,20 @@ def fits(headers: Headers, most: int) -> bool:
     return len(lengths[0]) < 16 and lengths[0].isdigit() and int(lengths[0]) <= most
 
 
-async def body_of(receive: Receive) -> bytes | None:
-    """All of a body, or None if who sends it has gone."""
+async def body_of(receive: Receive, seconds: float | None = None, keep: bool = True) -> bytes | int:
+    """All of a body, or nothing of it if it is not to be kept; a status if it does not come."""
     parts = []
-    while True:
-        event = await receive()
-        if event["type"] != "http.request":
-            return None
-        parts.append(event.get("body", b""))
-        if not event.get("more_body"):
-            return b"".join(parts)
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                event = await receive()
+                if event["type"] != "http.request":
+                    return LEFT
+                parts += [event.get("body", b"")] if keep else []
+                if not event.get("more_body"):
+                    return b"".join(parts)
+    except TimeoutError:
+        return TOO_LATE
 
 
 async def say(send: Send, status: int, *parts: bytes) -> None:

@@ -11,9 +11,15 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedsaddle.flower._flwr import Context, Message, SocketGrid, answer_of, nothing_from, parts_of
+import httpx
+
+from fedsaddle.flower._flwr import Context, Message, SocketGrid, answer_of, nothing_from, parts_of, unreadable
 from fedsaddle.flower.link import to_post
-from fedsaddle.flower.post import Sent, read, write_letters
+from fedsaddle.flower.post import Sent, read_parts, write_letters
+
+
+class LinkLost(ConnectionError):
+    """The SuperLink does not answer, or with an error."""
 
 
 class PostGrid(SocketGrid):
@@ -25,7 +31,10 @@ class PostGrid(SocketGrid):
         self.sent: dict[str, int] = {}  # the node of each message that is not answered yet
 
     def _ask(self, path: str, body: bytes = b"") -> bytes:
-        return self.post.post(path, content=body).raise_for_status().content
+        try:
+            return self.post.post(path, content=body).raise_for_status().content
+        except httpx.HTTPError as error:
+            raise LinkLost(f"{type(error).__name__}: {error}") from None
 
     def begin(self) -> Context:
         """Take up the task, in place of whoever had it before."""
@@ -51,14 +60,14 @@ class PostGrid(SocketGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """The answers to these messages that have come, in the order in which they came."""
         names = list(message_ids)
-        (answered, gone), blobs = read(self._ask("/post/collect", json.dumps(names).encode()))
+        (answered, gone), blobs = read_parts(self._ask("/post/collect", json.dumps(names).encode()))
         found = []
         for name, data in zip(answered, blobs, strict=True):
             node = self.sent.pop(name, 0)
             try:
                 found.append(answer_of(data, name, node))
-            except Exception:  # whatever a node may put together; it is as good as lost
-                found.append(nothing_from(node, name))
+            except ValueError as error:
+                found.append(nothing_from(node, name, unreadable(str(error))))
         found += [nothing_from(self.sent.pop(name, 0), name) for name in gone]
         self.sent = {name: node for name, node in self.sent.items() if name in set(names)}
         return found

@@ -9,11 +9,13 @@ A private folder each, so that handing out one of them hands out nothing else.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import ipaddress
 import os
 import re
 import shutil
+import ssl
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,7 +31,7 @@ CURVE = ec.SECP384R1()
 DAYS = 3650  # of the CA, which every device has
 SERVER_DAYS = 825  # of the server's certificate, which is renewed without them
 SOON = 30  # days before the end of a certificate from which on it is spoken of
-HERE = ("localhost", "127.0.0.1", "::1")
+OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
 PEM, SSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
 BARE = serialization.NoEncryption()
 
@@ -40,7 +42,7 @@ def make(folder: Path, nodes: int, hosts: Sequence[str] = ()) -> None:
     Given a folder that has them already, the missing nodes' keys are added and nothing else is touched.
     """
     check_count("nodes", nodes, most=100_000)
-    names = [_name(host) for host in dict.fromkeys([*hosts, *HERE])]
+    names = [_name(host) for host in dict.fromkeys([*hosts, *OWN_HOSTS])]
     server = folder / "server"
     if not (folder / "ca.key").exists():
         if folder.exists() and any(folder.iterdir()):
@@ -151,9 +153,11 @@ def _private_folder(path: Path) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    part = path.with_name(path.name + ".part")
+    file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(file, "wb") as opened:
         opened.write(data)
+    part.replace(path)
 
 
 # --- afterwards -----------------------------------------------------------------------------------------
@@ -171,7 +175,7 @@ def renew(folder: Path, hosts: Sequence[str] = (), days: int = SERVER_DAYS) -> b
     except (OSError, ValueError):
         raise BadInput(f"cannot read {path}, which signs certificates; renew where it is kept") from None
     assert isinstance(root, ec.EllipticCurvePrivateKey)
-    names = [_name(host) for host in dict.fromkeys([*hosts, *HERE])]
+    names = [_name(host) for host in dict.fromkeys([*hosts, *OWN_HOSTS])]
     if not hosts:
         old = certificate_at(server / "server.crt").extensions
         names = list(old.get_extension_for_class(x509.SubjectAlternativeName).value)
@@ -259,6 +263,12 @@ def server_files(folder: Path) -> tuple[Path, Path]:
         if not path.is_file():
             raise BadInput(f"{path} is missing; make keys with: fedsaddle keys KEYS, then give KEYS/server")
     _check_private(files[1])
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*files)
+    except OSError as error:  # ssl.SSLError is one
+        why = error.strerror if error.errno in (errno.EACCES, errno.EPERM) else "they do not belong together"
+        how = f"fedsaddle keys renew {folder.parent}"
+        raise BadInput(f"cannot use {files[0]} with {files[1]}: {why}; where ca.key is kept: {how}") from None
     return files
 
 

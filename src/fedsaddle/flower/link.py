@@ -40,7 +40,9 @@ class Inside:
         if scope["type"] != "http" or not path.startswith("/post/"):
             await self.flower(scope, receive, send)
             return
-        body = await door.body_of(receive) or b""
+        body = await door.body_of(receive)
+        if isinstance(body, int):
+            return
         if path == "/post/members":
             self.outside.admit_members(json.loads(body))
             await door.say(send, 200)
@@ -60,7 +62,7 @@ def listen(
         config(
             outside,
             lifespan="off",
-            h11_max_incomplete_event_size=door.HEADER,
+            h11_max_incomplete_event_size=door.HEADER_BYTES,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=2,
         )

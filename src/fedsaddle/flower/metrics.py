@@ -70,7 +70,7 @@ def endpoint(port: int, status: Path, server: Path) -> ThreadingHTTPServer:
         timeout = 5.0
 
         def do_GET(self) -> None:
-            known = read(status, server)
+            known = numbers_of(status, server)
             if self.path == "/metrics":
                 self.answer(200, prometheus(known), "text/plain; version=0.0.4")
             elif self.path == "/health":
@@ -98,7 +98,7 @@ def endpoint(port: int, status: Path, server: Path) -> ThreadingHTTPServer:
         raise BadInput(f"--metrics-port {port} cannot be used on 127.0.0.1: {why}") from None
 
 
-def read(status: Path, server: Path) -> dict[str, float]:
+def numbers_of(status: Path, server: Path) -> dict[str, float]:
     """All numbers, by name and labels."""
     try:
         known: dict[str, float] = json.loads(status.read_bytes())

@@ -32,19 +32,19 @@ from fedsaddle.flower._flwr import (
     ErrorCode,
     Message,
     RecordDict,
-    Signature,
     message_of,
     parts_of,
 )
 from fedsaddle.flower.journal import say
-from fedsaddle.flower.post import ANSWER, FETCH, GONE, HERE, HOLD, LEAVE, TAKEN, TWICE
+from fedsaddle.flower.post import ACCEPTED, ANSWER, FETCH, HERE, HOLD, LEAVE, TWICE, UNASKED
+from fedsaddle.flower.signing import Signature
 from fedsaddle.flower.wire import OVERHEAD
 
 App = Callable[[Message, Context], Message]
 
 BEAT = 30.0  # seconds between signs of life while it computes; else its looks for messages are such
-PAUSE, LONGEST = 1.0, 120.0  # seconds before the first and the later tries, while the server is away
-APART = 2.0  # seconds that clocks may differ without a word
+PAUSE, LONGEST_PAUSE = 1.0, 120.0  # seconds before the first and the later tries, while the server is away
+CLOCKS_APART = 2.0  # seconds that clocks may differ without a word
 REASON_LENGTH = 400  # characters
 
 
@@ -58,7 +58,7 @@ class Address:
 
 
 @dataclass
-class Line:
+class Connection:
     """The way to the server: signed requests, repeated until they are answered."""
 
     address: Address
@@ -86,7 +86,7 @@ class Line:
             try:
                 response = call()
             except (httpx.HTTPError, OSError) as error:
-                self.tell(f"is away: {error or type(error).__name__}")
+                self.tell(_away(error))
             else:
                 if not self.refused(response):
                     if self.trouble:
@@ -94,24 +94,25 @@ class Line:
                     self.trouble = ""
                     return response
                 if self.set_clock(response):
+                    time.sleep(PAUSE)
                     continue
                 self.tell(f"does not let this device in: {_why(response)}")
             time.sleep(pause * random.uniform(0.7, 1.3))
-            pause = min(LONGEST, 1.25 * pause)
+            pause = min(LONGEST_PAUSE, 1.25 * pause)
 
     def refused(self, response: httpx.Response) -> bool:
         """Whether it is this device that the server does not take, and not what it says."""
-        path, status = response.request.url.path, response.status_code
-        twice = status == TWICE and not path.startswith(ANSWER)
-        return twice or status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) or status >= 500
+        status, answers = response.status_code, response.request.url.path.startswith(ANSWER)
+        if answers and 400 <= status < 500:
+            return status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+        return status >= 300
 
     def tell(self, trouble: str) -> None:
         """Say what is wrong, once."""
         if trouble != self.trouble:
             self.trouble = trouble
-            self.say(
-                f"the server at {self.address.server} {trouble}; trying again, every {LONGEST:.0f} s at last"
-            )
+            again = f"trying again, every {LONGEST_PAUSE:.0f} s at last"
+            self.say(f"the server at {self.address.server} {trouble}; {again}")
 
     def set_clock(self, response: httpx.Response) -> bool:
         """Whether a refusal may be due to this device's clock. From now on it signs by the server's."""
@@ -120,7 +121,10 @@ class Line:
         except (KeyError, ValueError):
             return False
         ahead = (there - datetime.now(UTC)).total_seconds()
-        if response.status_code != HTTPStatus.UNAUTHORIZED or abs(ahead - self.signature.ahead) < APART:
+        if (
+            response.status_code != HTTPStatus.UNAUTHORIZED
+            or abs(ahead - self.signature.ahead) < CLOCKS_APART
+        ):
             return False
         way = "behind" if ahead > 0 else "ahead of"
         self.say(f"this device's clock is {abs(ahead):.0f} s {way} the server's; signing by the server's")
@@ -128,13 +132,15 @@ class Line:
         return True
 
     def post(self, path: str, *parts: bytes) -> httpx.Response:
-        return self.client.post(path, content=b"".join(parts), headers=self.signature.headers())
+        headers = self.signature.headers(path, *parts)
+        return self.client.post(path, content=b"".join(parts), headers=headers)
 
     def fetch(self, most: int) -> bytes | None:
         """A message to this node, if there is one by now."""
 
         def look() -> httpx.Response:
-            path, headers = FETCH + self.session, self.signature.headers()
+            path = FETCH + self.session
+            headers = self.signature.headers(path)
             with self.client.stream("POST", path, content=b"", headers=headers) as response:
                 if int(response.headers.get("content-length", 0)) <= most:
                     response.read()
@@ -143,7 +149,6 @@ class Line:
         response = self.until_done(look)
         if response.status_code == HTTPStatus.NO_CONTENT:
             return None
-        response.raise_for_status()
         if not response.is_stream_consumed:
             raise ValueError(f"a message of more than {most} bytes was refused")
         return response.content
@@ -152,6 +157,17 @@ class Line:
         """Send an answer; what became of it, in HTTP's words."""
         parts = parts_of(reply)
         return self.until_done(lambda: self.post(ANSWER + name, *parts)).status_code
+
+
+def _away(error: Exception) -> str:
+    """What to say of a server that was not reached."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return f"is away: {error or type(error).__name__}"
+    clock = f"; this device's clock says {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    return f"is not the one that ca.crt knows: {cause.verify_message}{clock}"
 
 
 def _why(response: httpx.Response) -> str:
@@ -163,7 +179,7 @@ def _why(response: httpx.Response) -> str:
 
 
 @contextlib.contextmanager
-def online(line: Line, memo: Path) -> Iterator[int]:
+def online(line: Connection, memo: Path) -> Iterator[int]:
     """Be there; this node's number. The session is noted in a file.
 
     A node that was killed is believed to be there for a while, and its key to be in use: the next one says
@@ -196,7 +212,7 @@ def attend(app: App, address: Address, largest: int, memo: Path) -> None:
 
     `largest` bounds the bytes of a message's floats. `memo` is a file in which this node notes its session.
     """
-    line = Line(address)
+    line = Connection(address)
     with online(line, memo) as node:
         line.say(f"online as node {node}")
         while True:
@@ -208,7 +224,7 @@ def attend(app: App, address: Address, largest: int, memo: Path) -> None:
             reply = answered(app, message, node)
             line.busy = False
             status = line.answer(message.metadata.message_id, reply)
-            if status not in (TAKEN, TWICE, GONE):
+            if status not in (ACCEPTED, TWICE, UNASKED):
                 refused = f"the server has refused the answer: {HTTPStatus(status).phrase}"
                 line.say(refused)
                 line.answer(message.metadata.message_id, failed(refused, message))

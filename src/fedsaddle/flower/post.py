@@ -24,7 +24,7 @@ COLLECT = 32 << 20  # bytes of answers after which a collection is cut off; the 
 
 # A node's paths. They end with the session, which each start of a node names itself by, or a letter's name.
 HERE, LEAVE, FETCH, ANSWER = (f"/v1/post/{call}/" for call in ("here", "leave", "fetch", "answer"))
-TAKEN, TWICE, GONE = 200, 409, 410  # what becomes of an answer, in HTTP's words
+ACCEPTED, TWICE, UNASKED = 200, 409, 410  # what becomes of an answer, in HTTP's words
 
 
 class Sent(NamedTuple):
@@ -140,29 +140,36 @@ class Post:
                 self.leave(node)
         return letter
 
+    def expects(self, node: int, name: str) -> float:
+        """For how many more seconds an answer of this node is waited for; 0 if none is."""
+        letter = self.letters.get(name)
+        if letter is None or letter.node != node or letter.lost or letter.answer is not None:
+            return 0.0
+        return max(0.0, letter.expires - self.clock())
+
     def answer(self, node: int, name: str, data: bytes) -> int:
         """Take an answer; what became of it."""
         letter = self.letters.get(name)
         if letter is None or letter.node != node or letter.lost or letter.expires <= self.clock():
-            return GONE
+            return UNASKED
         if letter.answer is not None:
             return TWICE
         letter.answer = data
         self.answered[name] = None
-        return TAKEN
+        return ACCEPTED
 
 
 # --- how the ServerApp's requests and their answers are written ---------------------------------------------
 
 
-def write(head: Any, blobs: Iterable[bytes]) -> bytes:
+def write_parts(head: Any, blobs: Iterable[bytes]) -> bytes:
     """A line of JSON that ends with the blobs' sizes, and the blobs."""
     parts = list(blobs)
     line = json.dumps([head, [len(one) for one in parts]])
     return b"".join((line.encode(), b"\n", *parts))
 
 
-def read(data: bytes) -> tuple[Any, list[bytes]]:
+def read_parts(data: bytes) -> tuple[Any, list[bytes]]:
     line, _, rest = data.partition(b"\n")
     head, sizes = json.loads(line)
     blobs, start = [], 0
@@ -179,11 +186,11 @@ def write_letters(letters: Iterable[Sent]) -> bytes:
     for one in letters:
         parts = [places.setdefault(part, len(places)) for part in one.parts]
         head.append([one.name, one.node, one.seconds, parts])
-    return write(head, places)
+    return write_parts(head, places)
 
 
 def read_letters(data: bytes) -> list[Sent]:
-    head, blobs = read(data)
+    head, blobs = read_parts(data)
     return [Sent(name, node, seconds, [blobs[n] for n in parts]) for name, node, seconds, parts in head]
 
 
@@ -193,7 +200,7 @@ def asked(post: Post, path: str, body: bytes) -> bytes:
         return json.dumps(sorted(post.online())).encode()
     if path == "/post/collect":
         found, gone = post.collect(json.loads(body))
-        return write([list(found), gone], found.values())
+        return write_parts([list(found), gone], found.values())
     if path == "/post/send":
         post.send(read_letters(body))
     elif path == "/post/clear":

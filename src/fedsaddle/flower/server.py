@@ -20,6 +20,7 @@ import torch
 
 from fedsaddle.checks import bounds
 from fedsaddle.core import Message, Remembers
+from fedsaddle.engine.partial import planned_steps
 from fedsaddle.engine.round import which
 from fedsaddle.engine.study import Event, Lanes, Study
 from fedsaddle.errors import MOST, BadInput
@@ -180,6 +181,8 @@ class Deployment:
             limits,
             most,
             measure,
+            planned_steps(study, round, number)[lane],
+            study.quorum.partial_work if study.task(number).partial else None,
         )
         return Heard(wait.end(order), wait.good, measure)
 

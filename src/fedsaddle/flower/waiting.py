@@ -12,13 +12,13 @@ from fedsaddle.fleet import Quorum, Verdict
 from fedsaddle.flower._flwr import ErrorCode
 from fedsaddle.flower._flwr import Message as Envelope
 from fedsaddle.flower.roll import POLL, Owed, Roll
-from fedsaddle.flower.usual import Measure
-from fedsaddle.flower.wire import Header, Refused, header_of, pack, unpack
+from fedsaddle.flower.usual import KNOWN, Measure
+from fedsaddle.flower.wire import MADE, PARTIAL, Header, Refused, header_of, integer, pack, unpack
 from fedsaddle.history import Gathering
 
 SLACK = 5.0  # seconds that an answer may come after the deadline before its message expires
 UNBOUNDED = 3600.0  # seconds a message lives if there is no deadline
-GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+NO_REPLY = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
 
 @dataclass
@@ -38,8 +38,11 @@ class Wait:
     limits: dict[str, float]  # of an update's norm
     most: int  # refused answers of a client
     measure: Measure  # of updates, where the experiment gives no bound
+    planned: int  # local steps of a walk that is not cut short
+    partial: float | None  # seconds after which a device sends the steps that it has made
     invited: list[int] = field(default_factory=list)
     good: dict[int, Message] = field(default_factory=dict)  # by client, as they arrive
+    cut: dict[int, int] = field(default_factory=dict)  # the steps of walks that were cut short
     refused: dict[int, str] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
     mine: set[str] = field(default_factory=set)  # messages that are not answered yet
@@ -52,7 +55,8 @@ class Wait:
         self.ask([client for client in order if client in idle][: quorum.invite])
         while True:
             self.hear()
-            self.sift()
+            if len(self.good) >= min(KNOWN, quorum.wanted):
+                self.sift()
             barred = roll.barred(self.most)
             others = [client for client in order if client not in self.invited and client not in barred]
             missing = quorum.wanted - len(self.good) - len(self.mine)
@@ -61,22 +65,28 @@ class Wait:
             elapsed = time.monotonic() - self.began
             able = [client for client in others if client not in self.invited and client in roll.online()]
             verdict = quorum.verdict(len(self.good), len(self.mine) + len(able), elapsed)
-            if verdict is not Verdict.WAIT:
+            if verdict is not Verdict.WAIT and not self.sift():
                 break
             time.sleep(POLL)
         arrived = list(self.good)
         used = arrived[: quorum.wanted] if verdict is Verdict.GO else []
         late, overdue = arrived[len(used) :], roll.reckon(self.name, self.seed, self.phase)
         refused, lost = self.refused, self.lost
-        return Gathering(self.invited, used, late, refused, lost, elapsed, verdict, [], len(arrived), overdue)
+        cut = {client: self.cut[client] for client in used if client in self.cut}
+        return Gathering(
+            self.invited, used, late, refused, lost, elapsed, verdict, [], len(arrived), overdue, cut
+        )
 
     def ask(self, clients: Iterable[int]) -> None:
         """Invite these clients."""
         bound = UNBOUNDED if self.quorum.deadline is None else self.quorum.deadline + self.quorum.grace
         expires = self.began + bound + SLACK
+        header = dict(self.header)
+        if self.partial is not None:
+            header[PARTIAL] = repr(max(0.0, self.began + self.partial - time.monotonic()))
         letters = {
             client: Envelope(
-                pack({**self.header, "client": client, "kept": self.kept(client)}, self.down),
+                pack({**header, "client": client, "kept": self.kept(client)}, self.down),
                 dst_node_id=self.roll.nodes[client],
                 message_type="train.visit",
                 ttl=max(1.0, expires - time.monotonic()),
@@ -96,7 +106,7 @@ class Wait:
                 self.roll.drop(owed, reply)
                 continue
             self.mine.discard(key)
-            if reply is None or (not reply.has_content() and reply.error.code in GONE):
+            if reply is None or (not reply.has_content() and reply.error.code in NO_REPLY):
                 self.lost.append(owed.client)
                 continue
             try:
@@ -105,12 +115,14 @@ class Wait:
                 self.refused[owed.client] = str(error)
                 self.roll.strike(owed.client, str(error), self.most)
 
-    def sift(self) -> None:
-        """Refuse what is far larger than this run's updates are."""
-        for client, why in self.measure.too_large(self.good, self.limits).items():
+    def sift(self) -> bool:
+        """Refuse what is far larger than this run's updates are; whether there was such a one."""
+        found = self.measure.too_large(self.good, self.limits)
+        for client, why in found.items():
             del self.good[client]
             self.refused[client] = why
             self.roll.strike(client, why, self.most)
+        return bool(found)
 
     def judged(self, reply: Envelope, client: int) -> Message:
         """An answer that can be used."""
@@ -118,9 +130,12 @@ class Wait:
             raise Refused(f"it failed: {str(reply.error.reason)[:200]}")
         if reply.metadata.src_node_id != self.roll.nodes[client]:
             raise Refused("another node answered for it")
-        header_of(reply.content, {**self.header, "client": client})
+        told = header_of(reply.content, {**self.header, "client": client})
+        made = self.planned if self.partial is None else integer(told, MADE, 1, self.planned)
         answer = unpack(reply.content, self.expected)
         why = refuse(answer, self.expected, self.down, self.limits)
         if why is not None:
             raise Refused(why)
+        if made < self.planned:
+            self.cut[client] = made
         return answer

@@ -7,16 +7,8 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from fedsaddle.paper.drawing import Curves, draw_panel, draw_panels, draw_samples
-from fedsaddle.paper.evidence import (
-    Evidence,
-    Interval,
-    mean_interval,
-    reach,
-    setting_of,
-    share_interval,
-    spent_on,
-)
-from fedsaddle.paper.hall import SETTINGS, Exhibit, Hall, number, table
+from fedsaddle.paper.evidence import Evidence, reach, setting_of
+from fedsaddle.paper.hall import SETTINGS, Exhibit, Hall
 from fedsaddle.paper.trials import (
     COHORTS,
     CONTESTS,
@@ -30,7 +22,10 @@ from fedsaddle.paper.trials import (
     spots_of,
     winners_of,
 )
+from fedsaddle.report.markdown import number, table
+from fedsaddle.report.paired import Interval, mean_interval, share_interval
 from fedsaddle.report.reading import Lane, Series
+from fedsaddle.report.spent import spent_on
 from fedsaddle.report.statistics import short_count
 from fedsaddle.report.sweeps import families_of, setting_shown
 

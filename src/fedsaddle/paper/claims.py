@@ -19,10 +19,11 @@ from itertools import product
 from statistics import fmean
 from typing import NamedTuple, Protocol
 
-from fedsaddle.paper.evidence import BySeed, Compared, Evidence, Interval, by_memory, compare
+from fedsaddle.paper.evidence import Evidence, by_memory
 from fedsaddle.paper.grids import THIRD
 from fedsaddle.paper.trials import MEMORY, TWO_PHASES
 from fedsaddle.report.comparing import FEWEST_SEEDS, LEVEL, holm
+from fedsaddle.report.paired import BySeed, Compared, Interval, compare
 from fedsaddle.report.reading import Series
 
 CONFIRMED, CONTRADICTED, UNDECIDED = "confirmed", "contradicted", "undecided"

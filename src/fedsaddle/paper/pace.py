@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedsaddle.engine.machine import device_named
-from fedsaddle.paper.evidence import spent_on
 from fedsaddle.paper.exhibits import EXHIBITS
 from fedsaddle.paper.forms import FULL, Form
 from fedsaddle.paper.hall import Hall, hall_of
 from fedsaddle.paper.trials import Trial
+from fedsaddle.report.spent import spent_on
 
 EVERYTHING = "all"
 
@@ -33,7 +33,7 @@ DIGITS = {"auc": 0.006, "robust": 0.02, "gan": 0.1, "rates": 0.002}
 CENSUS = 0.006  # of the census and logistic regression, on two cores
 
 
-class Estimate(NamedTuple):
+class Outlook(NamedTuple):
     """How far an exhibit is, and how long what is left may take. Trials may be behind several exhibits."""
 
     name: str
@@ -54,14 +54,14 @@ def usual(trial: Trial, form: Form, device: str) -> float:
     return CENSUS if contest.name == "auc-census" else CPU[contest.kind]
 
 
-def estimates(out: Path, form: Form = FULL, device: str | None = None) -> list[Estimate]:
+def estimates(out: Path, form: Form = FULL, device: str | None = None) -> list[Outlook]:
     """All exhibits, and at last all of them together."""
     hall = hall_of(form, out, out)
     far = device is not None and device.startswith("cuda")  # asked of a machine that need not have one
     return estimates_of(hall, "cuda" if far else device_named(device or "auto").type)
 
 
-def estimates_of(hall: Hall, device: str) -> list[Estimate]:
+def estimates_of(hall: Hall, device: str) -> list[Outlook]:
     pace, found = _pace(hall), []
     for name in (*EXHIBITS, EVERYTHING):
         exhibits = EXHIBITS.values() if name == EVERYTHING else (EXHIBITS[name],)
@@ -72,7 +72,7 @@ def estimates_of(hall: Hall, device: str) -> list[Estimate]:
         )
         here = all(one.contest.name in pace for one in left)
         title = "everything" if name == EVERYTHING else EXHIBITS[name].title
-        found.append(Estimate(name, title, len(behind) - len(left), len(behind), seconds, here))
+        found.append(Outlook(name, title, len(behind) - len(left), len(behind), seconds, here))
     return found
 
 

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedsaddle.paper.claims import CLAIMS, UNDECIDED, Claim, Ruling, Unmeasured, rule_on
-from fedsaddle.paper.evidence import NOTHING_SPENT, Spent, spent_on
 from fedsaddle.paper.exhibits import EXHIBITS
 from fedsaddle.paper.forms import FULL
-from fedsaddle.paper.hall import SETTINGS, Exhibit, Hall, hall_of, number, table
+from fedsaddle.paper.hall import SETTINGS, Exhibit, Hall, hall_of
 from fedsaddle.paper.pace import estimates_of
 from fedsaddle.paper.trials import COHORTS, CONTESTS, Contest, data_of, missing
+from fedsaddle.report.markdown import all_named, duration, number, table
+from fedsaddle.report.spent import NOTHING_SPENT, Spent, spent_on
 from fedsaddle.runs import write_atomically
 
 
-class Judged(NamedTuple):
+class Judgement(NamedTuple):
     """A claim on one dataset, with one kind of settings, under one rule of cohorts."""
 
     claim: Claim
@@ -38,13 +39,13 @@ class Judged(NamedTuple):
         """Whether it is asked as the paper does: tuned settings, an independent second cohort."""
         return self.settings == SETTINGS[0] and self.cohorts == COHORTS[0]
 
-    def same(self, other: Judged) -> bool:
+    def same(self, other: Judgement) -> bool:
         return self.claim is other.claim and self.contest == other.contest
 
 
-def judged(hall: Hall) -> list[Judged]:
+def judged(hall: Hall) -> list[Judgement]:
     """Every claim, wherever it is made. What was not run is undecided, and says so."""
-    found: list[Judged] = []
+    found: list[Judgement] = []
     for contest in CONTESTS.values():
         claims = [claim for claim in CLAIMS if contest.name in claim.contests]
         for settings, cohorts in product(SETTINGS, contest.cohorts) if claims else ():
@@ -59,13 +60,15 @@ def judged(hall: Hall) -> list[Judged]:
     return sorted(found, key=lambda one: order[id(one.claim)])
 
 
-def _judged(hall: Hall, claims: list[Claim], contest: Contest, settings: str, cohorts: str) -> list[Judged]:
+def _judged(
+    hall: Hall, claims: list[Claim], contest: Contest, settings: str, cohorts: str
+) -> list[Judgement]:
     evidence, data = hall.evidence(contest.name, cohorts, settings), data_of(contest, hall.form)
     if evidence is None:
         why = missing(contest, hall.form) or "not run yet"
         empty = ("", "", "", NOTHING_SPENT)
         return [
-            Judged(claim, contest.name, data, settings, cohorts, _unheard(claim, why), *empty)
+            Judgement(claim, contest.name, data, settings, cohorts, _unheard(claim, why), *empty)
             for claim in claims
         ]
     first, beside = contest.metrics
@@ -79,7 +82,7 @@ def _judged(hall: Hall, claims: list[Claim], contest: Contest, settings: str, co
         )
     ]
     return [
-        Judged(
+        Judgement(
             claim,
             contest.name,
             data,
@@ -100,7 +103,7 @@ def _unheard(claim: Claim, why: str) -> Ruling:
     return Ruling(UNDECIDED, claim.rule.why if isinstance(claim.rule, Unmeasured) else why)
 
 
-def tally(rows: Sequence[Judged]) -> str:
+def tally(rows: Sequence[Judgement]) -> str:
     counts = Counter(one.ruling.verdict for one in rows)
     return ", ".join(f"{counts[word]} {word}" for word in ("confirmed", "contradicted", "undecided"))
 
@@ -154,16 +157,16 @@ _DECIDED = ("verdict", "effect", "95 %", "p", "decided by", "seeds")
 _COST = ("commit", "seconds")
 
 
-def _page(hall: Hall, rows: Sequence[Judged], command: str) -> Iterator[str]:
+def _page(hall: Hall, rows: Sequence[Judgement], command: str) -> Iterator[str]:
     cost, form = whole_cost(hall), hall.form
     yield _IN_LITTLE if form.stand_in else _WHOLE
-    yield f"Measured at commit {_joined(cost.commits)} by:"
+    yield f"Measured at commit {all_named(cost.commits)} by:"
     yield ""
     yield f"    {command}"
     yield ""
     ready = sum(hall.finished(name) for name in hall.trials)
-    yield f"{ready} of {len(hall.trials)} trials have come to their end, after {_duration(cost.seconds)} of"
-    yield f"computing on {_joined(cost.devices)}."
+    yield f"{ready} of {len(hall.trials)} trials have come to their end, after {duration(cost.seconds)} of"
+    yield f"computing on {all_named(cost.devices)}."
     yield _DONE.format(budget=_sizes(form.budget), tuning=form.tuning_seeds, seeds=_sizes(form.seeds))
     yield "## What the paper says, and what came out"
     yield ""
@@ -206,7 +209,7 @@ def _sizes(by_kind: Mapping[str, int]) -> str:
     return ", ".join(f"{count} ({kind})" for kind, count in by_kind.items())
 
 
-def _in_short(primary: Sequence[Judged], rows: Sequence[Judged]) -> Iterator[list[object]]:
+def _in_short(primary: Sequence[Judgement], rows: Sequence[Judgement]) -> Iterator[list[object]]:
     for one in primary:
         others = [other for other in rows if other.same(one) and not other.primary]
         counts = Counter(other.ruling.verdict for other in others)
@@ -214,17 +217,17 @@ def _in_short(primary: Sequence[Judged], rows: Sequence[Judged]) -> Iterator[lis
         yield [*_claimed(one), *_decided(one), elsewhere, *_spent(one)]
 
 
-def _at_length(rows: Sequence[Judged]) -> Iterator[list[object]]:
+def _at_length(rows: Sequence[Judgement]) -> Iterator[list[object]]:
     for one in rows:
         beside = (one.beside, one.floats, one.time)
         yield [*_claimed(one), one.settings, one.cohorts, *_decided(one), *beside, *_spent(one)]
 
 
-def _claimed(one: Judged) -> list[object]:
+def _claimed(one: Judgement) -> list[object]:
     return [one.claim.says, one.claim.where, f"{one.contest}: {one.data}"]
 
 
-def _decided(one: Judged) -> list[object]:
+def _decided(one: Judgement) -> list[object]:
     ruling = one.ruling
     effect = "" if math.isnan(ruling.effect) else f"{ruling.effect:+.3g} ({ruling.by})"
     bounded = all(map(math.isfinite, ruling.interval))
@@ -233,8 +236,8 @@ def _decided(one: Judged) -> list[object]:
     return [f"**{ruling.verdict}**", effect, within, p, ruling.told, ruling.seeds or ""]
 
 
-def _spent(one: Judged) -> list[object]:
-    return [_joined(one.spent.commits) if one.spent.seconds else "", f"{one.spent.seconds:.0f}"]
+def _spent(one: Judgement) -> list[object]:
+    return [all_named(one.spent.commits) if one.spent.seconds else "", f"{one.spent.seconds:.0f}"]
 
 
 def _exhibit(exhibit: Exhibit, hall: Hall) -> Iterator[str]:
@@ -245,16 +248,8 @@ def _exhibit(exhibit: Exhibit, hall: Hall) -> Iterator[str]:
     needed, cost = exhibit.needed(hall.trials), exhibit.spent(hall)
     ready = sum(hall.finished(trial.name) for trial in needed)
     if needed:
-        where = f" on {_joined(cost.devices)} at {_joined(cost.commits)}" if ready else ""
-        many = f"{ready} of {len(needed)} trials, {_duration(cost.seconds)}{where}"
+        where = f" on {all_named(cost.devices)} at {all_named(cost.commits)}" if ready else ""
+        many = f"{ready} of {len(needed)} trials, {duration(cost.seconds)}{where}"
         yield f"Made by `fedsaddle reproduce {exhibit.name}`: {many}."
         yield ""
     yield from exhibit.body(exhibit, hall)
-
-
-def _joined(words: Sequence[str]) -> str:
-    return " and ".join(words) or "unknown"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.1f} minutes"

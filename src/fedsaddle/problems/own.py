@@ -37,6 +37,10 @@ class BatchRows(dict[str, Tensor]):
         super().__init__(xi.rows)
         self._xi, self._like = xi, like
 
+    def __missing__(self, name: object) -> Tensor:
+        named = "" if "0" not in self else "; fs.clients(..., columns=('input', 'label')) names them"
+        raise KeyError(f"there is no column {name!r}; there are {', '.join(self)}{named}")
+
     @property
     def own(self) -> dict[str, Tensor]:
         """What the client holds once, whatever the rows."""
