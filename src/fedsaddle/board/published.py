@@ -64,6 +64,10 @@ PUBLISHED: dict[str, Ranges] = {
 LEFT_OUT = {
     "codasca-release": "the release's departure from the published rule",
     "local-sgda-plus-release": "CDMA-NC under another name",
+    "afl": "Parallel SGDA under another name",
+    "drfa": "for weights on clients, which no task here has",
+    "fed-norm-sgda": "FSGDA, where all walks are whole",
+    "fed-norm-sgda-plus": "Local SGDA+ with a step of the server, where all walks are whole",
 }
 
 
