@@ -923,7 +923,7 @@ def descendants(pid):
     return found
 
 
-def gone(pids, seconds=15):
+def gone(pids, seconds=60):
     """Whether these processes all end in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -1002,7 +1002,7 @@ class Fleet:
             one.terminate()
         for one in self.processes:
             try:
-                one.wait(30)
+                one.wait(120)
             except subprocess.TimeoutExpired:
                 one.kill()
                 raise
