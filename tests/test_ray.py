@@ -251,6 +251,8 @@ def test_a_local_cluster_listens_to_this_machine_alone(ray_of_two, problem):
     assert addresses
     # 127.0.0.1, ::1, and 127.0.0.1 written as an address of version 6
     assert addresses <= {"0100007F", "0" * 24 + "01000000", "0000000000000000FFFF00000100007F"}
+    folder = Path(ray_of_two._end.peek()[2][2])
+    assert folder.stat().st_mode & 0o077 == 0  # nobody else gets to Ray's files
 
 
 ARGUMENTS = [
