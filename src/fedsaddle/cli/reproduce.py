@@ -49,9 +49,9 @@ def reproduce(
 
 
 def _show_estimates(screen: Console, out: Path, quick: bool, device: str | None) -> None:
-    from fedsaddle.app.reproduce import estimates
     from fedsaddle.cli.progress import about
     from fedsaddle.paper.forms import FULL, QUICK
+    from fedsaddle.paper.pace import estimates
 
     table = Table(box=box.SIMPLE)
     for column in ("exhibit", "what", "trials done", "left, at most", "by"):

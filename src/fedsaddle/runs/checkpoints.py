@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.torch import load, load_file
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedsaddle.engine.course import Stop
-from fedsaddle.engine.study import Lanes, Posted, Study, begin
+from fedsaddle.engine.study import Attendance, Lanes, Posted, Study, begin
 from fedsaddle.errors import BadInput
 from fedsaddle.runs.best import Best
 from fedsaddle.runs.files import as_json, damaged, sha256, verified, verify
@@ -28,6 +29,9 @@ def state_of(lanes: Lanes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     tensors = {f"server.{number}": leaf.cpu().contiguous().clone() for number, leaf in enumerate(leaves)}
     if lanes.memory is not None:
         tensors |= {"memory.x": lanes.memory.x.cpu(), "memory.y": lanes.memory.y.cpu()}
+    if lanes.attendance is not None:
+        invited, used = lanes.attendance
+        tensors |= {"attendance.invited": invited.clone(), "attendance.used": used.clone()}
     posted = [
         [[*kind, count] for kind, count in sorted(lane.items())] for lane in lanes.posted
     ]  # JSON has no tuples for keys
@@ -57,7 +61,12 @@ def _lanes_of(study: Study, tensors: dict[str, torch.Tensor], rest: dict[str, An
     none: list[list[list[int]]] = [[] for _ in study.seeds]
     strikes = [Counter(dict(own)) for own in rest.get("strikes", none)]
     said = rest.get("collapsed", fresh.collapsed)
-    return Lanes(server, fresh.memory, rest["completed"], rest["clock"], posted, rest["alive"], strikes, said)
+    lanes = Lanes(
+        server, fresh.memory, rest["completed"], rest["clock"], posted, rest["alive"], strikes, said
+    )
+    if fresh.attendance is None:
+        return lanes
+    return replace(lanes, attendance=Attendance(tensors["attendance.invited"], tensors["attendance.used"]))
 
 
 def versions() -> dict[str, str]:
@@ -69,7 +78,7 @@ def versions() -> dict[str, str]:
 
 def bytes_of(lanes: Lanes) -> int:
     """How many bytes a state has."""
-    held = tree_leaves((lanes.server, lanes.memory))
+    held = tree_leaves((lanes.server, lanes.memory, lanes.attendance))
     return sum(leaf.nbytes for leaf in held if isinstance(leaf, torch.Tensor))
 
 
