@@ -110,9 +110,11 @@ def t1(name: str, curves: Curves) -> list[Verdict]:
     found = []
     for curve, places in curves.items():
         if curve.startswith("cdma-nc"):
-            own = fit(places, "last")
-            says = "tight" if abs(own.value - 2) <= 0.15 else "refuted"
-            found.append(Verdict(curve, told(own), "2; refuted outside 2 ± 0.15", says))
+            least = dict(sorted(places.items())[:2])  # the claim is about the leading order
+            for what, some in ((curve, places), (f"{curve}, the two smallest", least)):
+                own = fit(some, "last")
+                says = "tight" if abs(own.value - 2) <= 0.15 else "outside"
+                found.append(Verdict(what, told(own), "2; refuted outside 2 ± 0.15", says))
         else:
             most = max(place.lines[0].last for place in places.values())
             says = "consistent with the bound" if most <= 1e-12 else "refuted"
@@ -215,7 +217,7 @@ def t8(name: str, curves: Curves) -> list[Verdict]:
             alpha = min(1.0, setting.c_alpha / T ** (2 * setting.rho + setting.rho_alpha))
             moved = sum(line.moved for line in place.lines) / len(place.lines)
             drift = x**2 / 4 * moved
-            shown = f"delta^2 |z_t+1 - z_t|^2 = {drift:.1e}, alpha^2 s^2/S = {alpha**2 * noise:.1e}"
+            shown = f"(delta x move of z)^2 = {drift:.1e}, alpha^2 s^2/S = {alpha**2 * noise:.1e}"
             level = 0.1 <= drift / (alpha**2 * noise) <= 10
             found.append(
                 Verdict(f"dissimilarity {x:g}", shown, "level", "level" if level else "not level: no test")
