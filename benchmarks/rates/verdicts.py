@@ -85,9 +85,8 @@ def bound_of(name: str, curve: str) -> tuple[float, float]:
 
 
 def told(found: Slope) -> str:
-    if found.low == found.high:
-        return f"{found.value:.2f}"
-    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    value, low, high = (f"{one:.2f}" if abs(one) < 1000 else f"{one:.1e}" for one in found)
+    return value if found.low == found.high else f"{value} [{low}, {high}]"
 
 
 def fit(places: Mapping[float, Place], quantity: str) -> Slope:
