@@ -463,6 +463,22 @@ def fed_norm_sgda_plus(x, y, seed, eta, gamma, eta_g, gamma_g, s, K):
     return fed_norm_sgda(x, y, seed, eta, gamma, eta_g, gamma_g, K, plus=s)
 
 
+def drfa(x, y, seed, eta, gamma, K):
+    for t in range(ROUNDS):
+        place = int(K * draws.uniform(draws.key(draws.STEPS, seed, t, 0), 1).item())
+        ends, snaps = [], []
+        for i in cohort(seed, t, 0):
+            points = [x]
+            for rows in minibatches(seed, t, 0, i, K):
+                points.append(points[-1] - eta * gradient(points[-1], y, rows)[0])
+            ends.append(points[-1])
+            snaps.append(points[1 + place])
+        x, snap = sum(ends) / len(ends), sum(snaps) / len(snaps)
+        _, along = mean([gradient(snap, y, everything(i)) for i in cohort(seed, t, 1)])
+        y = y + K * gamma * along
+        yield x, y
+
+
 def server_eg(x, y, seed, eta, gamma, K):
     for t in range(ROUNDS):
         x_ahead, y_ahead = ends_of_walks(x, y, seed, t, 0, eta, gamma, K)
@@ -586,6 +602,8 @@ CASES = [
         fed_norm_sgda_plus,
         {"eta": 0.11, "gamma": 0.07, "eta_g": 1.2, "gamma_g": 0.7, "s": 2, "K": 3},
     ),
+    ("drfa", drfa, {"eta": 0.11, "gamma": 0.07, "K": 3}),
+    ("afl", parallel_sgda, {"eta": 0.11, "gamma": 0.07}),
     ("server-eg", server_eg, {"eta": 0.11, "gamma": 0.07, "K": 3}),
     ("server-ogda", server_ogda, {"eta": 0.11, "gamma": 0.07, "K": 3}),
     ("fedualex", fedualex, {"eta_l": 0.09, "eta_g": 1.2, "K": 3}),

@@ -246,9 +246,10 @@ def test_who_asks_without_end_waits(outside, monkeypatch):
         slept.append(seconds)
 
     monkeypatch.setattr(door.asyncio, "sleep", sleep)
-    for _ in range(int(door.ASKING[1]) + 20):
+    outside.asking = door.Allowance(0.0, 5.0)
+    for _ in range(8):
         assert hear(outside, post.HERE + "first", b"", {"more_body": False})[0] == 200
-    assert 10 <= len(slept) <= 20
+    assert slept == [door.SLOWLY] * 3
 
 
 def test_a_pace_is_of_each_and_forgets_those_not_seen_for_longest():

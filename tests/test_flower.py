@@ -852,6 +852,13 @@ def test_devices_train_on_rows_that_the_server_never_sees(own, tmp_path):
     quick = dataclasses.replace(seen.studies["cdma-one"], fleet=Everybody())
     simulated(dataclasses.replace(seen, studies={"cdma-one": quick}), tmp_path / "sim")
     assert_same_end(tmp_path / "real", tmp_path / "sim")
+    with pytest.raises(BadInput, match="replay --data"):
+        list(replay_run(tmp_path / "real"))
+    with pytest.raises(BadInput, match="has 3 clients, each with a file; got 2"):
+        list(replay_run(tmp_path / "real", rows=files[:2]))
+    (one,) = replay_run(tmp_path / "real", engine="loop", rows=files)  # who has them all can
+    assert one.exact
+    assert one.agrees
     last = (tmp_path / "real" / "rounds.csv").read_text().splitlines()
     assert last[0].endswith("time_simulated,test_auc,test_precision")
 
@@ -1011,12 +1018,12 @@ def wait_for(what, seconds, processes=()):
 class Fleet:
     """A server and nodes as a person starts them, each a process of its own."""
 
-    def __init__(self, folder, experiment, nodes=4):
+    def __init__(self, folder, experiment, nodes=4, more=()):
         self.folder, self.experiment, self.port = folder, experiment, deploy.free_port()
         self.keys, self.run, self.processes = folder / "keys", folder / "run", []
         keys.make(self.keys, nodes)
         place = ["--keys", self.keys / "server", "--listen", f"127.0.0.1:{self.port}", "--out", self.run]
-        self.serve = self.start("server", [*FEDSADDLE, "serve", experiment, *place])
+        self.serve = self.start("server", [*FEDSADDLE, "serve", experiment, *place, *more])
 
     def start(self, name, command):
         log = (self.folder / f"{name}.log").open("ab")
@@ -1198,9 +1205,10 @@ def test_a_server_that_is_killed_comes_back_to_the_same_bits(tmp_path):
 
 
 def test_devices_join_with_their_own_files(own, tmp_path):
-    """The commands as a person types them, and Ctrl-C on a node."""
+    """The commands as a person types them, for the last of two algorithms, and Ctrl-C on a node."""
     path, files = own
-    with Fleet(tmp_path, path, nodes=3) as fleet:
+    path.write_text(OWN + "cdma-ada = { c_eta = 0.05, c_gamma = 0.08, c_alpha = 0.7, rho = 0.3 }\n")
+    with Fleet(tmp_path, path, nodes=3, more=("--algorithm", "cdma-ada")) as fleet:
         nodes = []
         for client, file in enumerate(files):
             place = ["--server", f"localhost:{fleet.port}", "--key", fleet.keys / f"node-{client}"]

@@ -127,7 +127,7 @@ def test_every_algorithm_bears_a_liar_in_every_phase(nine, tmp_path):  # noqa: F
 )
 def test_a_spoilt_merge_is_an_abandoned_round(nine, tmp_path, monkeypatch, size, why):  # noqa: F811
     """If nobody looks at answers one by one, what comes of them shows it, and the largest is struck."""
-    monkeypatch.setattr(waiting.Wait, "sift", lambda self: None)
+    monkeypatch.setattr(waiting.Wait, "sift", lambda self: False)
     plan = plan_of(nine, FOUR, algorithms=["cdma-nc"], rounds=6)
     deployed(plan, Clients(plan, tmp_path / "nodes", liar(size)), tmp_path / "real")
     lines = told(tmp_path / "real")
@@ -140,6 +140,19 @@ def test_a_spoilt_merge_is_an_abandoned_round(nine, tmp_path, monkeypatch, size,
     assert "diverged" not in events
     assert_replays(tmp_path / "real")
     assert [one.abandoned for one in replay_run(tmp_path / "real")] == [3]
+
+
+@pytest.mark.parametrize("quorum", [FOUR, "quorum={invite=4, enough=2, deadline=5.0}"])
+def test_what_all_answers_have_in_common_is_nobodys_lie(nine, tmp_path, quorum):  # noqa: F811
+    """Steps change and stages end. A run of CODASCA used to bar everybody when its second stage began."""
+
+    def answers(header, reply):
+        return liar(1e6, who=header.get("client"))(header, reply)
+
+    plan = plan_of(nine, quorum, algorithms=["cdma-nc"], rounds=4)
+    one = deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real")
+    assert [line["verdict"] for line in told(tmp_path / "real")] == ["go"] * 4
+    assert not any(one.roll.refusals.values())
 
 
 def test_a_run_that_diverges_by_itself_still_does(nine, tmp_path):  # noqa: F811
@@ -155,7 +168,7 @@ def test_replay_says_what_events_csv_says(nine, tmp_path, monkeypatch):  # noqa:
     """Somebody strikes out an event and makes all hashes fit: that is seen too."""
     from fedsaddle.runs.files import as_json, sha256
 
-    monkeypatch.setattr(waiting.Wait, "sift", lambda self: None)
+    monkeypatch.setattr(waiting.Wait, "sift", lambda self: False)
     plan = plan_of(nine, FOUR, algorithms=["cdma-nc"], rounds=6)
     deployed(plan, Clients(plan, tmp_path / "nodes", liar(1e200)), tmp_path / "real")
     events, saved = tmp_path / "real" / "events.csv", tmp_path / "real" / "checkpoint.json"
@@ -508,6 +521,17 @@ def test_a_journal_is_private_dated_and_bounded(tmp_path, monkeypatch, capsys):
     assert log.path.stat().st_size + log.path.with_name("audit.jsonl.1").stat().st_size < 1000
     assert json.loads(log.path.read_text().splitlines()[-1])["line"] == "line 19"
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ line 19", capsys.readouterr().err.splitlines()[-1])
+
+
+def test_a_log_that_cannot_be_written_ends_nothing_but_is_spoken_of(tmp_path, capsys):
+    (tmp_path / "audit.jsonl").mkdir()
+    log = journal.Journal(tmp_path / "audit.jsonl")
+    log.say("a line")
+    with pytest.raises(OSError, match="Is a directory"):
+        log.note("phase")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith(" a line")
+    assert said[1].endswith("audit.jsonl cannot be written: Is a directory")
 
 
 def test_a_device_writes_down_what_it_was_asked(nine, tmp_path):  # noqa: F811

@@ -42,6 +42,7 @@ FLOORS = [
         "mishaps",
         "steady",
         "strata",
+        "traces",
     },
     {"faults", "merges", "history"},
     {"algorithms", "problems"},

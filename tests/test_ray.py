@@ -185,7 +185,7 @@ class Wrong(fs.Quadratic):
 
 def test_a_mistake_in_the_work_is_no_death(ray_of_two):
     problem = Wrong(clients=12, dim_x=3, dim_y=4, here=os.getpid())
-    with pytest.raises(ZeroDivisionError, match="a mistake in the loss"):
+    with pytest.raises(fs.BadInput, match="ZeroDivisionError: a mistake in the loss"):
         run(ray_of_two, fs.CDMANC(0.01, 0.01, K=2), problem=problem)
 
 
@@ -318,7 +318,7 @@ def test_a_worker_answers_and_tells_when_its_memory_runs_out(monkeypatch):
     worker = Worker()
     assert worker.begin(problem, "cpu", None, False, False) == os.getpid()
     torch.set_num_threads(threads)
-    job = Job(study.algorithm, 0, 2, extent)
+    job = Job(study.algorithm, 0, 2, study.steady, False, extent)
     answers, news = worker.ask(job, arrays_of(visits.by_lane), arrays_of(visits.rest))
     assert "memory ran out" in news
     for name in expected.up:

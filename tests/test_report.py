@@ -809,8 +809,11 @@ def test_tables_sort_and_figures_are_saved(nine):
     assert (
         nine.ask("document.querySelector('#table th[aria-sort]').getAttribute('aria-sort')") == "descending"
     )
-    saved = nine.ask("[toSvg(document.getElementById('chart')), toCsv(curveRows())]")
+    told = "shown().map(one => [one.index, one.series.label])"
+    saved = nine.ask(f"[toSvg(document.getElementById('chart'), {told}), toCsv(curveRows())]")
     assert saved[0].startswith("<svg")
+    assert all(f">a{number}</text>" in saved[0] for number in range(9))  # with its key
+    assert "1 \u2212 test_auc, logarithmic</text>" in saved[0]  # and what its heights are
     assert "var(" not in saved[0]
     assert "NaN" not in saved[0]
     rows = list(csv.DictReader(saved[1].splitlines()))

@@ -34,6 +34,8 @@ NEWER = {
     "fednest": fs.FedNest(eta=0.05, gamma=0.08, T=2, K=3),
     "fed-norm-sgda": fs.FedNormSGDA(eta=0.05, gamma=0.08, eta_g=1.2, gamma_g=0.8, K=3),
     "fed-norm-sgda-plus": fs.FedNormSGDAPlus(eta=0.05, gamma=0.08, eta_g=1.2, gamma_g=0.8, s=2, K=3),
+    "drfa": fs.DRFA(eta=0.05, gamma=0.02, K=3),
+    "afl": fs.ParallelSGDA(eta=0.2, gamma=0.1),
     "server-eg": fs.ServerEG(eta=0.05, gamma=0.08, K=3),
     "server-ogda": fs.ServerOGDA(eta=0.05, gamma=0.08, K=3),
     "fedualex": fs.FeDualEx(eta_l=0.05, eta_g=1.1, K=3),

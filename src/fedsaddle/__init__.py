@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         CDMANC,
         CDMAONE,
         CODASCA,
+        DRFA,
         FESSGDA,
         FGDA,
         FSGDA,
@@ -109,6 +110,7 @@ __all__ = [
     "CDMANC",
     "CDMAONE",
     "CODASCA",
+    "DRFA",
     "FESSGDA",
     "FGDA",
     "FSGDA",
@@ -210,7 +212,7 @@ __all__ = [
 _HOMES = {
     name: f"fedsaddle.{home}"
     for home, names in {
-        "algorithms": "ALGORITHMS CDMAADA CDMANC CDMAONE CODAPlus CODASCA CatalystScaffoldS "
+        "algorithms": "ALGORITHMS CDMAADA CDMANC CDMAONE CODAPlus CODASCA CatalystScaffoldS DRFA "
         "ExtraStep LocalSGDAPlus ParallelSGDA FESSGDA FGDA FSGDA SAGDA AdaFGDA FeDualEx FedAvgM FedGDAGT "
         "FedNest FedNormSGDA FedNormSGDAPlus MomentumLocalSGDA ProxSkipVIP ServerEG ServerOGDA",
         "app.models": "load",

@@ -106,6 +106,7 @@ class Turn(NamedTuple):
     t: Tensor  # rounds completed before this one
     share: Tensor  # S / N, the part of all clients whose answers are being merged
     steps: Tensor  # the local steps behind an answer, on average
+    chance: Tensor  # U[0, 1), that of the phase's clients too
 
 
 class Client(Protocol):
@@ -113,6 +114,7 @@ class Client(Protocol):
 
     t: Tensor  # rounds completed before this one
     steps: Tensor  # local steps that this visit makes; where its walk may be cut short, known after it
+    chance: Tensor  # U[0, 1), the same for all clients of this phase
     kept: Any  # the Pair this client kept, for an algorithm with `remember`; None otherwise
 
     def grad(self, z: Pair, xi: Any) -> Pair:

@@ -218,7 +218,10 @@ def _check_parts(
 def check_rows_are_here(problem: Problem) -> None:
     """Refuse to simulate what devices hold."""
     if isinstance(problem, Held) and problem.away is True:
-        raise BadInput("the rows of this task are on devices: run it with fedsaddle serve and join")
+        raise BadInput(
+            "the rows of this task are on devices: run it with fedsaddle serve and join; who has all their "
+            "files can replay a run, with fedsaddle replay --data"
+        )
 
 
 def _fleet_called(given: object) -> str:

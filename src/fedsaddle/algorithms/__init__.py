@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from fedsaddle.algorithms.catalyst import CatalystScaffoldS
 from fedsaddle.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
 from fedsaddle.algorithms.coda import CODASCA, CODAPlus
+from fedsaddle.algorithms.drfa import DRFA
 from fedsaddle.algorithms.fednest import FedNest
 from fedsaddle.algorithms.fednorm import FedNormSGDA, FedNormSGDAPlus
 from fedsaddle.algorithms.fess import FESSGDA, FSGDA
@@ -23,6 +24,7 @@ __all__ = [
     "CDMANC",
     "CDMAONE",
     "CODASCA",
+    "DRFA",
     "FESSGDA",
     "FGDA",
     "FSGDA",
@@ -79,6 +81,8 @@ ALGORITHMS = {
         FedNormSGDA, "a step along the clients' mean directions, however many steps each makes"
     ),
     "fed-norm-sgda-plus": Entry(FedNormSGDAPlus, "the same, ascent against a snapshot of x"),
+    "drfa": Entry(DRFA, "walks of x, and a step of y's weights on clients at a random place of them"),
+    "afl": Entry(ParallelSGDA, "Parallel SGDA, where y weighs clients"),
     "server-eg": Entry(ServerEG, "an extragradient step whose gradients are walks"),
     "server-ogda": Entry(ServerOGDA, "an optimistic step whose gradients are walks"),
     "fedualex": Entry(FeDualEx, "local extragradient steps on a sum of directions"),

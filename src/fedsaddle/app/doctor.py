@@ -21,7 +21,7 @@ from fedsaddle.engine.compile.tapes import cores
 from fedsaddle.environment import SOURCE, here
 
 GIB = 2**30
-LITTLE = 2 * GIB  # of a disk or of memory
+SCANT = 2 * GIB  # of a disk or of memory
 
 
 class Diagnosis(NamedTuple):
@@ -179,7 +179,7 @@ def _memory() -> Iterator[Diagnosis]:
     except (OSError, IndexError):
         pass  # then what is used for caches counts as taken
     told = f"{free / GIB:.3g} of {whole / GIB:.3g} GiB can be had"
-    if free < LITTLE:
+    if free < SCANT:
         yield Diagnosis("note", "memory", told, "--set memory_gb=0.5 and fewer seeds need less")
     else:
         yield Diagnosis("ok", "memory", told)
@@ -233,7 +233,7 @@ def _folders() -> Iterator[Diagnosis]:
             yield Diagnosis("problem", what, f"{place} cannot be written to: {error.strerror}", todo)
             continue
         told = f"{place}, {free / GIB:.3g} GiB free"
-        if free < LITTLE:
+        if free < SCANT:
             yield Diagnosis("note", what, told, "a run that fills the disk stops, and can be resumed")
         else:
             yield Diagnosis("ok", what, told)

@@ -22,12 +22,24 @@ import torch
 from fedsaddle.app.run import SILENT
 from fedsaddle.border.build import load
 from fedsaddle.core import Pair
+from fedsaddle.data.devices import OnDevices
 from fedsaddle.engine import machine
 from fedsaddle.engine.course import Row, Stop, course, traffic
 from fedsaddle.engine.study import Study, points
 from fedsaddle.errors import BadInput
 from fedsaddle.history import Rules, read_history
-from fedsaddle.runs import HISTORY, KEYS, Plan, Watch, read_checkpoint, read_state, read_tensors, verified
+from fedsaddle.problem import Held
+from fedsaddle.runs import (
+    HISTORY,
+    KEYS,
+    Plan,
+    Watch,
+    read_checkpoint,
+    read_state,
+    read_tensors,
+    unsealed,
+    verified,
+)
 
 # What arithmetic on another machine, in another order, may do to a parameter: relative to 1 + its size.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -69,11 +81,13 @@ def replay_run(
     device: str | None = None,
     watching: Callable[[Plan, Mapping[str, int]], AbstractContextManager[Watch]] = SILENT.watching,
     code: Sequence[str | Path] = (),
+    rows: Sequence[str | Path] = (),
 ) -> Iterator[Agreement]:
     """Every lane of a run against its replay, one after another. What cannot be replayed is refused.
 
     `watching` makes somebody who sees the progress, as a `Show` does. Files of `code` that the run needs are
-    run if they are named, and are what they were.
+    run if they are named, and are what they were. `rows` are the files of all devices, client 0's first, of a
+    run whose rows were on them.
     """
     if not (folder / "checkpoint.json").exists():
         raise BadInput(f"{folder} is not the folder of a run: it has no checkpoint.json")
@@ -84,7 +98,7 @@ def replay_run(
         )
     if HISTORY not in saved["tables"]:
         raise BadInput(f"{folder} has no history; run the experiment with --history")
-    plan = _plan(folder, saved, engine, device, code)
+    plan = _plan(folder, saved, engine, device, code, rows)
     data = {
         name: verified(folder / name, own["sha256"], own["length"]) for name, own in saved["tables"].items()
     }
@@ -115,6 +129,7 @@ def _plan(
     engine: str | None,
     device: str | None,
     code: Sequence[str | Path],
+    rows: Sequence[str | Path],
 ) -> Plan:
     path = folder / "experiment.json"
     try:
@@ -123,7 +138,21 @@ def _plan(
         same = False
     if not same:
         raise BadInput(f"{path} is not the experiment of this run; restore the folder from a copy")
-    return load(str(path), engine=engine, device=device, code=code)
+    plan = load(str(path), engine=engine, device=device, code=code, devices=bool(rows))
+    problem = next(iter(plan.studies.values())).problem
+    away = isinstance(problem, Held) and problem.away
+    if not away and rows:
+        raise BadInput("--data goes with a run whose rows were on devices; this one's are here")
+    if not away:
+        return plan
+    if not isinstance(problem, OnDevices):
+        raise BadInput("a task of one's own, with rows on devices, cannot be replayed")
+    pooled = problem.pooled([str(file) for file in rows])
+    facts = folder / "deployment" / "facts.json"
+    known = json.loads(unsealed(facts)) if facts.exists() else None
+    pooled.learn(known or pooled.facts([pooled.counts(client) for client in range(len(rows))]))
+    studies = {name: replace(study, problem=pooled) for name, study in plan.studies.items()}
+    return replace(plan, studies=studies)
 
 
 def _rules(plan: Plan) -> dict[str, Rules]:

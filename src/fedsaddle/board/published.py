@@ -55,6 +55,8 @@ PUBLISHED: dict[str, Ranges] = {
     "fgda": Ranges("Huang, AISTATS 2024, in CDMA-ADA's terms", _RECURSIVE),
     "adafgda": Ranges("Huang, AISTATS 2024, in CDMA-ADA's terms", {**_RECURSIVE, "decay": [0.9, 0.99]}),
     "fednest": Ranges("Tarzanagh, ICML 2022: T = 1"),
+    "fed-norm-sgda": Ranges("Sharma, TMLR 2023; server steps as in Shen 2024", _SERVER),
+    "fed-norm-sgda-plus": Ranges("Sharma, TMLR 2023; server steps as in Shen 2024", _SERVER),
     "server-eg": Ranges("FedEG of the FedDeepGMM project, 2026"),
     "server-ogda": Ranges("FedOGDA of the FedDeepGMM project, 2026"),
     "fedualex": Ranges("Bai & Bullins, ICLR 2024", {"eta_g": [1.0]}),

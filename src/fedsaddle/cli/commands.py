@@ -149,6 +149,10 @@ def replay(
     device: DeviceOption = None,
     quiet: Quiet = False,
     code: Code = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="If rows were on devices: their files, client 0's first; once for each."),
+    ] = None,
 ) -> None:
     """Run a run's history again in the simulator, and say whether it comes to the same."""
     if tolerance is not None and not tolerance >= 0:
@@ -164,7 +168,8 @@ def replay(
 
     agreed = True
     with_bars = partial(watching, out, quiet=quiet, transient=True, to=sys.stderr)
-    for one in replay_run(run, tolerance, engine, device and device.lower(), with_bars, code or ()):
+    where = device and device.lower()
+    for one in replay_run(run, tolerance, engine, where, with_bars, code or (), data or ()):
         print(one)
         agreed &= one.agrees
     raise typer.Exit(0 if agreed else 1)

@@ -7,6 +7,7 @@ row that nobody looks at stands for them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -123,6 +124,20 @@ class OnDevices:
         own: Self = replace(task)
         vars(own).pop("federation", None)  # it may have been made before it could be right
         own._local.client, own._local.rows = client, alone(self.read(path), client, self.clients)
+        return own
+
+    def pooled(self, paths: Sequence[str]) -> Self:
+        """The task with the rows of all clients' files, in their order: what no server has."""
+        if len(paths) != self.clients:
+            raise BadInput(f"this task has {self.clients} clients, each with a file; got {len(paths)} files")
+        task: Any = self
+        own: Self = replace(task)
+        vars(own).pop("federation", None)
+        held = [self.read(path) for path in paths]
+        sizes = torch.tensor([len(next(iter(rows.values()))) for rows in held])
+        own._local.rows = Federation(
+            {name: torch.cat([one[name] for one in held]) for name in held[0]}, sizes
+        )
         return own
 
     def counts(self, client: int) -> Counts:

@@ -57,6 +57,9 @@ def calls_of(
     def keys(rounds: Tensor, phases: Tensor) -> Tensor:
         return draws.key(draws.BATCHES, study.lane_seeds, rounds, phases)
 
+    def chances(rounds: Tensor, phases: Tensor) -> Tensor:
+        return draws.uniform(draws.key(draws.STEPS, study.lane_seeds, rounds, phases), 1).squeeze(-1)
+
     lane, place, answers = layout(tuple(counts), study.quorums[number].wanted)
     host = Calls(
         lane,
@@ -65,6 +68,7 @@ def calls_of(
         answers,
         torch.tensor(completed),
         torch.tensor(planned),
+        drawn_ahead(study, "chances", round, chances)[number],
         drawn_ahead(study, "keys", round, keys)[number],
         torch.tensor(walks),
         corrupted(study, round, number, lane, client),
@@ -153,6 +157,7 @@ def visits_of(study: Study, down: Message, calls: Calls, kept: Pair | None) -> V
         "down": down,
         "t": calls.t.to(dtype),
         "planned": calls.planned.to(dtype),
+        "chance": calls.chance,
     }
     key = draws.fold(calls.key[calls.lane], calls.client)
     return Visits(by_lane, calls.lane, calls.client, key, calls.steps.to(dtype), kept)
@@ -176,7 +181,7 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
         return after
 
     steps = (calls.steps[calls.place] * there).sum(-1) / count.clamp(min=1)
-    turn = Turn(calls.t.to(count.dtype), count / len(study.problem.federation), steps)
+    turn = Turn(calls.t.to(count.dtype), count / len(study.problem.federation), steps, calls.chance)
     clips = bounds(study.merge.clip, study.kinds[number])
     if clips:
         sent: Message = tree_map(lambda values: values[calls.lane], send(study, server, number))

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 
 from fedsaddle.checks import Checks
 from fedsaddle.core import Algorithm, Pair, Remembers
+from fedsaddle.data.federated import as_usual
 from fedsaddle.engine.accounting import kinds_up
 from fedsaddle.engine.memory import until_it_fits
 from fedsaddle.engine.visits import Extent, Nothing, Task, projected
@@ -63,6 +64,7 @@ class Calls(NamedTuple):
     answers: Tensor  # (lane,): how many it has; none for a lane that sits out
     t: Tensor  # (lane,): rounds completed before this one
     planned: Tensor  # (lane,): the local steps of a walk that is not cut short
+    chance: Tensor  # (lane,): a draw that all of its clients have in common
     key: Tensor  # (lane,): what all draws of its clients come from
     steps: Tensor  # (visit,): the local steps that it makes
     corrupt: Tensor  # (visit,): whether its answer is spoilt
@@ -158,6 +160,7 @@ class Study:
         """
         self.executor.release(self)
         release(self.device)
+        as_usual(self.device.type)
         self.next_meetings.clear()
         self.drawn.clear()
 

@@ -46,7 +46,7 @@ class Visits:
     the visits takes only its part of the memory.
     """
 
-    by_lane: Given  # (lane, ...): hyper, down, t and planned
+    by_lane: Given  # (lane, ...): hyper, down, t, planned and chance
     lane: Tensor  # (visit,)
     client: Tensor
     key: Tensor
@@ -241,6 +241,7 @@ class Oracle:
     offset: Tensor  # where the client's rows begin
     size: Tensor  # how many there are
     planned: Tensor  # the local steps of a walk that is not cut short
+    chance: Tensor
     steps: Tensor
     own: dict[str, Tensor]
     kept: Pair | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import shutil
 import sys
 import threading
 import time
@@ -46,6 +47,7 @@ ALIVE = 10.0  # seconds between the ServerApp's signs of life; Flower wants one 
 # A ServerApp's exit codes when the disk was full and it has waited, and when the SuperLink did not answer it.
 WAITED, CUT_OFF = 5, 6
 DAY = 86_400.0
+LITTLE = 1 << 18  # bytes on a disk that is as good as full
 DRAIN = 30.0  # seconds to wait for answers that are still owed when the last round is over
 
 CarryOn = Callable[[Deployment, bool], int]  # the rounds of a plan, from the start or again, to an exit code
@@ -121,7 +123,9 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
                 listener = metrics.endpoint(server.metrics, status_file(socket), server.keys)
                 family.start("metrics", listener.serve_forever, server.room / "metrics.log")
                 listener.server_close()  # here; the process has its own
-            server.journal.note("started", clients=sorted(public), listen="{}:{}".format(*server.address))
+            server.journal.note_if_it_can(
+                "started", clients=sorted(public), listen="{}:{}".format(*server.address)
+            )
             while True:
                 socket.unlink(missing_ok=True)
                 store.check_database(server.room / "link.db", server.journal.say)
@@ -144,9 +148,11 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
                 began = time.monotonic()
                 code = _rounds(server, public, family, hub, socket, asked, remind, resumed)
                 if code is not None:
-                    server.journal.note("ended", code=code)
+                    server.journal.note_if_it_can("ended", code=code)
                     return code
                 why = "does not answer" if hub.alive() else "has ended"
+                if shutil.disk_usage(server.room).free < LITTLE:
+                    why += f", and the disk of {server.room} is full"
                 say(f"the SuperLink {why}; starting it again")
                 family.end(hub)
                 pause.after(time.monotonic() - began, asked, remind)
@@ -250,9 +256,10 @@ def _server(server: Serving, nodes: dict[int, int], socket: Path, token: str, re
 
     try:
         server_app(work)(grid, context)
-        grid.complete()
+        if code != WAITED:
+            grid.complete()
     except (httpx.HTTPError, LinkLost) as error:
-        say(f"the ServerApp has lost the SuperLink: {error}")
+        say(f"the ServerApp has lost the SuperLink: {str(error).splitlines()[0]}")
         return CUT_OFF
     return code
 

@@ -40,7 +40,14 @@ class Journal:
         finally:
             os.close(file)
 
+    def note_if_it_can(self, event: str, **facts: object) -> None:
+        """The same where nothing may end for want of a log: that it cannot be written is said."""
+        try:
+            self.note(event, **facts)
+        except OSError as error:
+            say(f"{self.path} cannot be written: {error.strerror}")
+
     def say(self, line: str) -> None:
         """Say a line, and write it down."""
         say(line)
-        self.note("said", line=line)
+        self.note_if_it_can("said", line=line)

@@ -133,7 +133,7 @@ class Deployed(Executor):
     def _blame(self, error: Spoilt) -> None:
         """Refuse the answers that stand out, and abandon their phase; if none does, bear it."""
         end, answers, measure = heard = self.heard[error.number]
-        worst = measure.too_large(heard.used, {}, known=1)
+        worst = measure.too_large(heard.used, {}, known=1, together=False)
         if not worst:
             self._borne.add(error.number)
             return

@@ -98,7 +98,8 @@ class _Oracle:
     """A client that answers anything, and notes what it was asked for."""
 
     def __init__(self, kept: Pair) -> None:
-        self.t, self.steps, self.kept, self.asked = torch.ones(()), torch.ones(()), kept, set[str]()
+        self.t = self.steps = self.chance = torch.ones(())
+        self.kept, self.asked = kept, set[str]()
 
     def grad(self, z: Pair, xi: object) -> Pair:
         return z

@@ -2,7 +2,8 @@
 
 One finite answer of 1e300 among a hundred carries their mean away. What is large depends on the task, so a
 run goes by its own: an update of more than ten times the median of those that were lately used is refused. A
-few must be known first; those that have just arrived count, so that this holds in the first round too.
+few must be known first; those that have just arrived count, so that this holds in the first round too. Steps
+change, and stages end: what most answers of a phase have in common is never refused.
 """
 
 from __future__ import annotations
@@ -57,14 +58,24 @@ class Measure:
     _measured: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def too_large(
-        self, answers: Mapping[int, Message], exempt: Mapping[str, float], known: int = KNOWN
+        self,
+        answers: Mapping[int, Message],
+        exempt: Mapping[str, float],
+        known: int = KNOWN,
+        together: bool = True,
     ) -> dict[int, str]:
-        """Whose updates are none of this run's, and why. `exempt` names have a bound of their own."""
+        """Whose updates are none of this run's, and why. `exempt` names have a bound of their own.
+
+        Where most of those that are here have grown `together`, it is the run that has changed, as it does
+        when a stage begins, and nobody is to blame for it.
+        """
         found: dict[int, str] = {}
         measured = {client: self._of(client, answer) for client, answer in answers.items()}
         for of in {of for own in measured.values() for of in own}:
             now = {client: own[of] for client, own in measured.items() if of in own}
             middle = _median([*self.usual.sizes.get(of, ()), *now.values()], known)
+            if together and len(now) > 1:
+                middle = max(middle, _median(list(now.values()), 1))
             name = of.split()[-1]
             for client, size in now.items():
                 if size > TIMES * middle > 0 and name not in exempt:

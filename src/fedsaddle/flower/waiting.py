@@ -12,7 +12,7 @@ from fedsaddle.fleet import Quorum, Verdict
 from fedsaddle.flower._flwr import ErrorCode
 from fedsaddle.flower._flwr import Message as Envelope
 from fedsaddle.flower.roll import POLL, Owed, Roll
-from fedsaddle.flower.usual import Measure
+from fedsaddle.flower.usual import KNOWN, Measure
 from fedsaddle.flower.wire import MADE, PARTIAL, Header, Refused, header_of, integer, pack, unpack
 from fedsaddle.history import Gathering
 
@@ -55,7 +55,8 @@ class Wait:
         self.ask([client for client in order if client in idle][: quorum.invite])
         while True:
             self.hear()
-            self.sift()
+            if len(self.good) >= min(KNOWN, quorum.wanted):
+                self.sift()
             barred = roll.barred(self.most)
             others = [client for client in order if client not in self.invited and client not in barred]
             missing = quorum.wanted - len(self.good) - len(self.mine)
@@ -64,7 +65,7 @@ class Wait:
             elapsed = time.monotonic() - self.began
             able = [client for client in others if client not in self.invited and client in roll.online()]
             verdict = quorum.verdict(len(self.good), len(self.mine) + len(able), elapsed)
-            if verdict is not Verdict.WAIT:
+            if verdict is not Verdict.WAIT and not self.sift():
                 break
             time.sleep(POLL)
         arrived = list(self.good)
@@ -114,12 +115,14 @@ class Wait:
                 self.refused[owed.client] = str(error)
                 self.roll.strike(owed.client, str(error), self.most)
 
-    def sift(self) -> None:
-        """Refuse what is far larger than this run's updates are."""
-        for client, why in self.measure.too_large(self.good, self.limits).items():
+    def sift(self) -> bool:
+        """Refuse what is far larger than this run's updates are; whether there was such a one."""
+        found = self.measure.too_large(self.good, self.limits)
+        for client, why in found.items():
             del self.good[client]
             self.refused[client] = why
             self.roll.strike(client, why, self.most)
+        return bool(found)
 
     def judged(self, reply: Envelope, client: int) -> Message:
         """An answer that can be used."""

@@ -17,9 +17,6 @@ from fedsaddle.report.reading import Evaluation, Lane, Run, Series, read_run
 from fedsaddle.report.spent import NOTHING_SPENT, Spent, is_finished, spent_on
 from fedsaddle.report.statistics import area
 
-MEASURES = ("final", "best", "floats", "time")  # the last two are areas: means on the way, at equal cost
-
-
 # --- values ----------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from fedsaddle.core import Pair
 from fedsaddle.engine.compile.cuda_graphs import Graphs
 from fedsaddle.engine.compile.cuts import BLOCK, Cut
-from fedsaddle.engine.compile.tapes import Tapes, cores
+from fedsaddle.engine.compile.tapes import Tapes, workers
 from fedsaddle.engine.compile.work import Work
 from fedsaddle.engine.memory import peak_bytes, until_it_fits
 from fedsaddle.engine.phase import conclude, exchange, padded, visits_in, without_padding
@@ -87,7 +87,7 @@ class Vectorised(Executor):
             self.release(study)
 
     def beside(self, device: torch.device) -> int:
-        return max(1, cores() // torch.get_num_threads()) if self.compiled and device.type == "cpu" else 1
+        return workers() if self.compiled and device.type == "cpu" else 1
 
     # --- phases and evaluations, recorded ---
 
@@ -97,7 +97,7 @@ class Vectorised(Executor):
         """A phase on a CPU: all visits in one tape, or piece by piece, by all threads."""
         real, most = len(inputs.calls.lane), len(study.seeds) * study.quorums[number].wanted
         cut = Cut.of(self, study.task(number), extent)
-        piece = self.piece(cut.task, cut.room, lambda: visits_in(study, number, inputs), most, tapes.workers)
+        piece = self.piece(cut.task, cut.room, lambda: visits_in(study, number, inputs), most)
         count = -(-real // piece) * piece
         own = inputs if count == real else padded(inputs, count)
         if piece == count:
@@ -179,20 +179,21 @@ class Vectorised(Executor):
         self._held = self._at_once * need
         return self._at_once
 
-    def piece(self, task: Task, extent: Extent, visits: Callable[[], Visits], most: int, workers: int) -> int:
+    def piece(self, task: Task, extent: Extent, visits: Callable[[], Visits], most: int) -> int:
         """How many of at most so many visits a thread should ask at once, on a CPU.
 
         All of them, if they are small: then Python and the interpreter are what takes time. Otherwise few
-        enough to stay near the caches and to give every core its share. The number of workers does not
+        enough to stay near the caches and to give every core its share. The number of threads does not
         matter, unless memory is short, so that it does not move a bit.
         """
+        threads = self.beside(CPU)
         self._at_once = 1  # while the need of one is measured
         need = self._need(task, with_prefetch(extent, CPU), visits)
         step, _ = self._needs[task.phase, extent.rows]  # of a short walk: of a few steps
         near = most if most * step <= SMALL else min(PIECE // step, most // SHARES)
-        fit = max(1, min(near, self.limit(CPU) // workers // need))
+        fit = max(1, min(near, self.limit(CPU) // threads // need))
         piece = most if fit == most else 1 << fit.bit_length() - 1  # cohorts are often divided by 2, 4 or 8
-        self._at_once, self._held = piece, piece * need * workers
+        self._at_once, self._held = piece, piece * need * threads
         return piece
 
     def measure_visit(self, task: Task, extent: Extent, visits: Callable[[], Visits]) -> None:

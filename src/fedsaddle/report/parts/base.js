@@ -51,8 +51,8 @@ function toCsv(rows) {
   const cell = value => /[",\n\r]/.test(value) ? `"${value.replace(/"/g, '""')}"` : value;
   return rows.map(row => row.map(value => cell(value === null || value === undefined ? "" : String(value))).join(",")).join("\n") + "\n";
 }
-const PAINT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "font-size", "font-family", "text-anchor"];
-function toSvg(svg) {  // a picture by itself: what the page's style says is written into it
+const PAINT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "stroke-opacity", "opacity", "font-size", "font-family", "text-anchor"];
+function toSvg(svg, entries) {  // a picture by itself: what the page's style says is written into it, and whose colours they are
   const copy = svg.cloneNode(true), box = svg.viewBox.baseVal;
   const from = [svg, ...svg.querySelectorAll("*")], to = [copy, ...copy.querySelectorAll("*")];
   from.forEach((node, i) => {
@@ -61,19 +61,30 @@ function toSvg(svg) {  // a picture by itself: what the page's style says is wri
     to[i].removeAttribute("class");
     to[i].removeAttribute("tabindex");
   });
-  copy.setAttribute("xmlns", SVG);
-  copy.setAttribute("width", box.width);
-  copy.setAttribute("height", box.height);
-  copy.prepend(shape("rect", {width: box.width, height: box.height, fill: getComputedStyle(document.body).backgroundColor}));
+  const height = writeKey(copy, entries, box), size = {width: box.width, height};
+  put(copy, {xmlns: SVG, ...size, viewBox: `0 0 ${box.width} ${height}`}, []);
+  copy.prepend(shape("rect", {...size, fill: getComputedStyle(document.body).backgroundColor}));
   return new XMLSerializer().serializeToString(copy);
 }
-function tools(name, svg, rows) {  // buttons that save a figure or a table
+function writeKey(copy, entries, box) {  // the key below a picture by itself; gives how high both are
+  const {color, fontFamily} = getComputedStyle(document.body), root = getComputedStyle(document.documentElement), margin = 16;
+  let [x, y] = [margin, box.height + 12];
+  for (const [index, label] of entries) {
+    const wide = 44 + 7 * label.length;
+    if (x > margin && x + wide > box.width) [x, y] = [margin, y + 20];
+    copy.append(shape("line", {x1: x, x2: x + 20, y1: y, y2: y, "stroke-width": 3, stroke: root.getPropertyValue(`--c${index % 10}`), "stroke-dasharray": dashes(index)}),
+      shape("text", {x: x + 26, y: y + 4, fill: color, "font-size": "12px", "font-family": fontFamily}, label));
+    x += wide;
+  }
+  return entries.length ? y + 14 : box.height;
+}
+function tools(name, svg, rows, entries = () => []) {  // buttons that save a figure or a table
   const button = (text, act) => {
     const node = make("button", {type: "button", title: `save ${name} as ${text}`}, text);
     node.addEventListener("click", act);
     return node;
   };
-  return [svg && button("SVG", () => download(`${name}.svg`, "image/svg+xml", toSvg(svg()))),
+  return [svg && button("SVG", () => download(`${name}.svg`, "image/svg+xml", toSvg(svg(), entries()))),
           rows && button("CSV", () => download(`${name}.csv`, "text/csv", toCsv(rows())))].filter(Boolean);
 }
 

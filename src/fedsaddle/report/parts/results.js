@@ -22,7 +22,8 @@ function drawTable() {
     ranked && some(row => row.against) && {title: "less the best other", words: true, value: row => row.against && row.against.difference, show: against,
       save: {names: ["difference", "rival", "common seeds", "p", "p by Holm", "unequal"],
              of: ({against: a}) => a ? [a.difference, a.rival, a.seeds, a.p, a.corrected, a.unequal] : ["", "", "", "", "", ""]}},
-    ranked && some(row => row.standing) && {title: "standing", words: true, value: row => row.standing, show: row => [row === found[0] && row.standing === "level" ? "best mean, not told apart from all" : STANDINGS[row.standing]]},
+    ranked && some(row => row.standing) && {title: "standing", words: true, value: row => row.standing, show: row => [row === found[0] && row.standing === "level" ? "best mean, not told apart from all"
+        : row.standing === "untested" && row.against && row.against.unequal ? "not judged, unequal chances" : STANDINGS[row.standing]]},
     some(row => row.dead.number) && {title: "dead seeds", words: true, value: row => row.dead.number,
       show: ({dead}) => [`${dead.number} of ${dead.of}`, make("span", {class: "soft below"}, `${Math.round(100 * dead.low)} to ${Math.round(100 * dead.high)} % of all`)],
       save: {names: ["dead seeds", "low", "high"], of: ({dead}) => [dead.number, dead.low, dead.high]}},
