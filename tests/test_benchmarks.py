@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from benchmarks import collapse, dropout, gan_gap, own_task, steady
+from benchmarks import collapse, dropout, gan_gap, own_task, steady, unfinished
 from benchmarks.plain import Plain
 from benchmarks.work import Order
 from benchmarks.workloads import Workload, write
@@ -46,6 +46,17 @@ def test_dropout_is_measured_in_little(tmp_path, monkeypatch, capsys):
     assert "| 0 | 0.03 | never | 0.0 M | 0.0 M (0%)" in out  # nobody answers: two minutes of waiting
     assert (tmp_path / "dropout.png").exists()
     assert len((tmp_path / "dropout.csv").read_text().splitlines()) == 5
+
+
+def test_unfinished_walks_are_measured_in_little(monkeypatch, capsys):
+    task = unfinished.TASKS["quadratic"]._replace(goal=2.0, horizon=3_000.0, eta=(0.02,), gamma=(0.12,))
+    monkeypatch.setitem(unfinished.TASKS, "quadratic", task)
+    monkeypatch.setattr(unfinished, "DEADLINES", (10.0,))
+    monkeypatch.setattr(unfinished, "FRESH", range(2))
+    unfinished.main(["quadratic", "--rule", "fed-norm-sgda"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[1] for line in lines[4:]] == ["wait", "first", "drop", "send"]
+    assert all("| 2 of 2 |" in line for line in lines[4:])
 
 
 # --- the study of collapse --------------------------------------------------------------------------------
