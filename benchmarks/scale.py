@@ -44,7 +44,7 @@ def live(experiment: str, folder: str, server: str, count: int) -> None:
 
     def node(number: int) -> None:
         key, ca = keys.node_key(Path(folder) / "keys" / f"node-{number}")
-        app = client_app(Site(plan, number, Path(folder)))
+        app = client_app(Site(plan, number, Path(folder) / f"site-{number}"))  # each counts its own visits
 
         def answer(message: Any, context: Any) -> Any:
             with one_at_a_time:

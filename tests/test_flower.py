@@ -797,7 +797,7 @@ def test_nobody_is_invited_who_is_away_or_owes_an_answer(nine, tmp_path):
 def test_a_killed_server_goes_on_from_its_checkpoint_to_the_same_bits(nine, tmp_path):
     """Also CODASCA, whose clients must come back to what counted when the checkpoint was made."""
 
-    class Killed(BaseException):
+    class Killed(BaseException):  # nothing on the way tells it as somebody's mistake
         pass
 
     plan = plan_of(nine, algorithms=["cdma-one", "codasca"], rounds=5)

@@ -86,7 +86,7 @@ def listen(
 # --- what the server asks of it, at the inner door --------------------------------------------------------
 
 
-def wait_until_up(socket: Path, alive: Callable[[], bool], seconds: float = 60.0) -> bool:
+def wait_until_up(socket: Path, alive: Callable[[], bool], seconds: float = 300.0) -> bool:
     """Whether the SuperLink has come up in time."""
     end = time.monotonic() + seconds
     with open_client(ControlHttpClient, socket) as control:
