@@ -86,6 +86,7 @@ LISTED = {
     "python -m benchmarks.collapse": LONG,
     "python -m benchmarks.deployment": LONG,
     "python -m benchmarks.dropout": LONG,
+    "python -m benchmarks.gan_gap": LONG,
     "python -m benchmarks.house": "tests/test_house.py",
     "python -m benchmarks.journeys": LONG,
     "python -m benchmarks.own_task": LONG,

@@ -182,7 +182,10 @@ def _page(hall: Hall, rows: Sequence[Judgement], command: str) -> Iterator[str]:
     yield ""
     yield _BESIDE
     header = [*_CLAIM, "settings", "cohorts", *_DECIDED, "beside", "equal floats", "equal time", *_COST]
-    yield from table(header, list(_at_length(rows)))
+    heard = [one for one in rows if one.spent.seconds]
+    yield from table(header, list(_at_length(heard)))
+    if len(heard) < len(rows):
+        yield f"{len(rows) - len(heard)} more wait for their trials."
 
 
 def _awaited(hall: Hall) -> Iterator[str]:
