@@ -10,9 +10,7 @@ from torch import Tensor
 from fedsaddle.errors import BadInput
 from fedsaddle.ranges import Rate
 
-ClientRates = (
-    Rate | tuple[Rate, ...] | dict[str, tuple[Rate, ...]]
-)  # for all; for each; or by a column
+ClientRates = Rate | tuple[Rate, ...] | dict[str, tuple[Rate, ...]]  # for all; for each; or by a column
 
 
 def by_stratum(name: str, rates: ClientRates, strata: Callable[[str], Tensor]) -> ClientRates:

@@ -126,7 +126,7 @@ def seats_of(study: Study, lane: int, round: int, number: int, cohort: list[int]
 
 def strata_among(study: Study, cohort: list[int]) -> list[int]:
     """The strata of a cohort's clients; none, if there are none."""
-    return [] if study.strata is None else study.strata[cohort].tolist()  # type: ignore[no-any-return]
+    return [] if study.strata is None else study.strata[cohort].tolist()
 
 
 def invitations(study: Study, round: int, number: int, out: list[set[int]]) -> Tensor:
