@@ -1037,7 +1037,7 @@ def descendants(pid):
     return found
 
 
-def gone(pids, seconds=15):
+def gone(pids, seconds=60):
     """Whether these processes all end in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -1116,7 +1116,7 @@ class Fleet:
             one.terminate()
         for one in self.processes:
             try:
-                one.wait(30)
+                one.wait(120)
             except subprocess.TimeoutExpired:
                 one.kill()
                 raise

@@ -854,6 +854,16 @@ def test_a_hostile_run_stays_text(browser, tmp_path):
     assert browser.console() == []
 
 
+def test_what_real_rows_have_is_said_and_the_page_goes_on(browser, tmp_path):
+    folder = write_run(tmp_path / "run", [("able", 0, 0, 0, 2.0), ("able", 0, 2, 9, 8.5)], metrics="f")
+    (folder / "real.json").write_text('{"f": 8.869}')
+    browser.look()
+    browser.open(write_report(read_runs([folder])))
+    assert "Real rows have 8.869 by" in browser.ask("document.getElementById('answer').textContent")
+    assert browser.ask("document.getElementById('footer').textContent") != ""
+    assert browser.console() == []
+
+
 def test_the_page_of_an_unfinished_run_says_so(browser, tmp_path):
     browser.look()
     browser.open(write_report(read_runs([write_run(tmp_path / "run", ROWS[:2], more=["later"])])))

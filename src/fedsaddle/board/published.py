@@ -55,6 +55,7 @@ PUBLISHED: dict[str, Ranges] = {
     "fgda": Ranges("Huang, AISTATS 2024, in CDMA-ADA's terms", _RECURSIVE),
     "adafgda": Ranges("Huang, AISTATS 2024, in CDMA-ADA's terms", {**_RECURSIVE, "decay": [0.9, 0.99]}),
     "fednest": Ranges("Tarzanagh, ICML 2022: T = 1"),
+    "drfa": Ranges("Deng, NeurIPS 2020", problems=("groups", "fair")),
     "fed-norm-sgda": Ranges("Sharma, TMLR 2023; server steps as in Shen 2024", _SERVER),
     "fed-norm-sgda-plus": Ranges("Sharma, TMLR 2023; server steps as in Shen 2024", _SERVER),
     "server-eg": Ranges("FedEG of the FedDeepGMM project, 2026"),
@@ -66,6 +67,7 @@ PUBLISHED: dict[str, Ranges] = {
 LEFT_OUT = {
     "codasca-release": "the release's departure from the published rule",
     "local-sgda-plus-release": "CDMA-NC under another name",
+    "afl": "Parallel SGDA under another name",
 }
 
 

@@ -67,6 +67,7 @@ class Calls(NamedTuple):
     chance: Tensor  # (lane,): a draw that all of its clients have in common
     key: Tensor  # (lane,): what all draws of its clients come from
     steps: Tensor  # (visit,): the local steps that it makes
+    mean_steps: Tensor  # (lane,): that of a lane's visits
     corrupt: Tensor  # (visit,): whether its answer is spoilt
     weight: Tensor | Nothing = ()  # (visit,): what its answer counts, where that is not once
 

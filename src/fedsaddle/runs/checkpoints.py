@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load, load_file
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedsaddle.engine.course import Stop
 from fedsaddle.engine.study import Attendance, Lanes, Posted, Study, begin
 from fedsaddle.errors import BadInput
 from fedsaddle.runs.best import Best
-from fedsaddle.runs.files import as_json, damaged, sha256, verified
+from fedsaddle.runs.files import as_json, damaged, sha256, verified, verify
 from fedsaddle.runs.plan import Plan
 
 FORMAT = 1
@@ -55,15 +55,15 @@ def _lanes_of(study: Study, tensors: dict[str, torch.Tensor], rest: dict[str, An
     server = tree_unflatten(
         [tensors[f"server.{number}"].to(study.device) for number in range(len(leaves))], structure
     )
-    memory = fresh.memory
-    if memory is not None:
-        shelf = memory.x.device
-        memory = memory._replace(x=tensors["memory.x"].to(shelf), y=tensors["memory.y"].to(shelf))
+    for player, held in zip("xy", fresh.memory or (), strict=False):
+        held.copy_(tensors[f"memory.{player}"])
     posted = [Counter({Posted(way, phase): count for way, phase, count in lane}) for lane in rest["posted"]]
     none: list[list[list[int]]] = [[] for _ in study.seeds]
     strikes = [Counter(dict(own)) for own in rest.get("strikes", none)]
     said = rest.get("collapsed", fresh.collapsed)
-    lanes = Lanes(server, memory, rest["completed"], rest["clock"], posted, rest["alive"], strikes, said)
+    lanes = Lanes(
+        server, fresh.memory, rest["completed"], rest["clock"], posted, rest["alive"], strikes, said
+    )
     if fresh.attendance is None:
         return lanes
     return replace(lanes, attendance=Attendance(tensors["attendance.invited"], tensors["attendance.used"]))
@@ -104,10 +104,20 @@ def read_tensors(path: Path, expected: str) -> dict[str, torch.Tensor]:
         raise damaged(path, str(error)) from None
 
 
+def _mapped(path: Path, expected: str) -> dict[str, torch.Tensor]:
+    """The tensors of a state. What clients keep stays in the file until it is looked at."""
+    verify(path, expected)
+    try:
+        found = load_file(path)
+    except SafetensorError as error:
+        raise damaged(path, str(error)) from None
+    return {name: held if name.startswith("memory.") else held.clone() for name, held in found.items()}
+
+
 def read_state(folder: Path, plan: Plan, state: dict[str, Any], best: Best | None = None) -> Stop:
     """Where an algorithm was when this was written; and, if that is asked for, what its best was."""
     path = folder / state["file"]
-    tensors = read_tensors(path, state["sha256"])
+    tensors = _mapped(path, state["sha256"])
     beside = {name: tensors.pop(name) for name in list(tensors) if name.startswith("best.")}
     if best is not None:
         best.read(beside, state["lanes"])

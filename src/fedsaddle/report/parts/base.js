@@ -18,7 +18,7 @@ const shape = (tag, attributes = {}, ...children) => put(document.createElementN
 function number(value, digits = 4) {
   if (value === 0) return "0";
   const size = Math.abs(value);
-  const text = size < 1e-3 || size >= 1e6 ? value.toExponential(2).replace(/\.?0*e\+?/, "e") : String(+value.toPrecision(digits));
+  const text = size < 1e-3 || size >= 1e6 ? value.toExponential(digits - 1).replace(/\.?0*e\+?/, "e") : String(+value.toPrecision(digits));
   return text.replace("-", "\u2212").replace("e-", "e\u2212");
 }
 function amount(value) {  // 1.25M
@@ -95,14 +95,14 @@ function fillTable(id, columns, rows, classOf = () => "") {
   const table = $(id), chosen = sorting.get(id), by = chosen && columns.find(column => column.title === chosen.title);
   const sorted = by ? [...rows].sort((a, b) => chosen.way * compare(by.value(a), by.value(b), chosen.way)) : rows;
   table.replaceChildren(
-    make("thead", {}, make("tr", {}, columns.map(({title}) => {
+    make("thead", {}, make("tr", {}, columns.map(({title, words}) => {
       const button = make("button", {type: "button", title: `sort by ${title}`}, title), way = by && by.title === title ? chosen.way : 0;
       button.addEventListener("click", () => {
         sorting.set(id, {title, way: way === 1 ? -1 : 1});
         fillTable(id, columns, rows, classOf);
         table.querySelectorAll("thead button")[columns.findIndex(column => column.title === title)].focus();
       });
-      return make("th", {scope: "col", ...(way ? {"aria-sort": way > 0 ? "ascending" : "descending"} : {})}, button);
+      return make("th", {scope: "col", ...(words ? {class: "words"} : {}), ...(way ? {"aria-sort": way > 0 ? "ascending" : "descending"} : {})}, button);
     }))),
     make("tbody", {}, sorted.map(row => make("tr", {class: classOf(row)}, columns.map((column, place) =>
       make(place ? "td" : "th", place ? {class: column.bad && column.bad(row) ? "bad" : column.words ? "words" : ""} : {scope: "row", title: column.value(row)},

@@ -63,7 +63,7 @@ function drawOne() {
   if (!table) return;
   $("one-title").textContent = `${table.task}, ${table.fleet}, ${data.kinds[table.kind]}`;
   $("one-about").textContent = `${data.tasks[table.task]}; ${data.fleets[table.fleet]}. ${table.metric}${table.better ? `, ${table.better} is better` : ""}.`;
-  $("verdict").textContent = `${table.verdict[0].toUpperCase()}${table.verdict.slice(1)}.`;
+  $("verdict").textContent = `${table.verdict}.`;
   drawDots(table);
   const unit = {floats: "floats up", trips: "round trips", time: "simulated s"};
   const columns = [
@@ -97,7 +97,7 @@ function drawDots(table) {  // a mean and its interval for each, the best above
   if (!rows.length) { svg.replaceChildren(); return; }
   const scale = table.ratios ? Math.log10 : v => v, ends = row => [row.value, ...row.interval.filter(v => v !== null && (!table.ratios || v > 0))];
   // One that is far behind, or is not known well, would press all else together: its line is cut.
-  const values = rows.map(row => row.value).sort((a, b) => a - b), [least, most] = extent(rows.slice(0, Math.ceil(rows.length * .75)).map(ends));
+  const [least, most] = extent(rows.slice(0, Math.ceil(rows.length * .75)).map(ends));
   let [low, high] = [scale(least), scale(most)];
   if (high - low < 1e-12) [low, high] = [low - .5, high + .5];
   const room = .06 * (high - low);
@@ -126,7 +126,7 @@ function plain(low, high, count) {
 function decades(low, high) {  // given as logarithms
   const by = high - low < 1.2 ? [1, 1.5, 2, 3, 5, 7] : high - low < 3 ? [1, 3] : [1], ticks = [];
   for (let k = Math.floor(low); k <= high; k++) for (const times of by) if (Math.log10(times) + k >= low && Math.log10(times) + k <= high) ticks.push(+`${times}e${k}`);
-  return ticks;
+  return ticks.length > 2 ? ticks : plain(10 ** low, 10 ** high, 4);
 }
 
 // --- how they fare in what is chosen ---
