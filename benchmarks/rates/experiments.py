@@ -150,11 +150,11 @@ def t5(size: Size) -> list[Point]:
 def t6(size: Size, alone: bool = False) -> list[Point]:
     """Rounds to |grad Phi|^2 <= 1e-12 by K, at five dissimilarities; at kappa 10, with ONE's exact gradients.
 
-    So small a goal, and x slower than elsewhere, that there are rounds to count at K = 128.
+    So small a goal, and x slower than elsewhere, that there are rounds to count at K = 64.
     If `alone`, one client walks a round, and all are asked for gradients (T6b).
     """
     unlike = (0.1, 1.0) if size.little else (0.0, 0.02, 0.1, 0.4, 1.0)
-    Ks = (1, 2, 4, 8) if size.little else (1, 2, 4, 8, 16, 32, 64, 128)
+    Ks = (1, 2, 4, 8) if size.little else (1, 2, 4, 8, 16, 32, 64)
     gammas = [8 * 2 ** (-n / 2) for n in range(10 if size.little else 16)]
     found = []
     for dissimilarity in unlike:
