@@ -28,7 +28,6 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "docs" / "results" / "deployment.json"
-POLL = 0.3  # seconds between a node's looks for a message
 
 SMALL = """
 name = "small"
@@ -113,8 +112,7 @@ class Deployed:
         self.forwarder = Forwarder(port)
         place = ["--keys", folder / "keys" / "server", "--listen", f"127.0.0.1:{port}", "--out", self.run]
         self.serve = self._start("server", "-m", "fedsaddle", "serve", self.experiment, *place)
-        at = ["--server", self.forwarder.address, "--poll", POLL]
-        join = ["-m", "fedsaddle", "join", self.experiment, *at]
+        join = ["-m", "fedsaddle", "join", self.experiment, "--server", self.forwarder.address]
         self.nodes = [
             self._start(f"node-{n}", *join, "--key", folder / "keys" / f"node-{n}") for n in range(nodes)
         ]
@@ -127,7 +125,7 @@ class Deployed:
         path = self.run / "history.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def wait_for(self, rounds: int, seconds: float = 300) -> None:
+    def wait_for(self, rounds: int, seconds: float = 900) -> None:
         end = time.monotonic() + seconds
         while len(self.history()) < rounds:
             if time.monotonic() > end or self.serve.poll() not in (None, 0):
@@ -188,7 +186,7 @@ def wire(rounds: int = 20) -> list[dict[str, Any]]:
             one.wait_for(rounds + 2)
             up, down = one.forwarder.up - before[0], one.forwarder.down - before[1]
             seconds = time.monotonic() - began
-            one.serve.wait(120)
+            one.serve.wait(300)
             rows = (one.run / "traffic.csv").read_text().splitlines()[1:]
         last = [row.split(",") for row in rows if row.split(",")[2] == str(rounds + 2)]
         size = 8 if name == "small" else 4
@@ -251,7 +249,7 @@ def recovery() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    found: dict[str, Any] = {"load_before": os.getloadavg(), "cores": os.cpu_count(), "poll": POLL}
+    found: dict[str, Any] = {"load_before": os.getloadavg(), "cores": os.cpu_count()}
     parts = {
         "overhead": lambda: [overhead(nodes) for nodes in (2, 4, 8)],
         "bytes": wire,

@@ -128,9 +128,9 @@ class Soak:
 
         self.folder, self.run, self.rounds = folder, folder / "run", rounds
         self.experiment, self.temporary = folder / "soak.toml", folder / "tmp"
-        self.temporary.mkdir()
+        self.temporary.mkdir(exist_ok=True)
         self.experiment.write_text(SOAK.format(rounds=rounds))
-        keys.make(folder / "keys", NODES)
+        keys.make(folder / "keys", NODES)  # if they are not there: a soak can be gone on with
         self.port, self.chance, self.done = deploy.free_port(), random.Random(0), Counter[str]()
         self.network = Rough(self.port)
         self.serve = self.start_server()
@@ -212,13 +212,19 @@ class Soak:
                 }
         except (OSError, ValueError):
             return None
-        held = [path for client in range(NODES) for path in files_of(self.folder / f"client-{client}")]
+        held = {
+            path: size
+            for client in range(NODES)
+            for path, size in files_of(self.folder / f"client-{client}").items()
+        }
         found["disk"] = {
             "temporary": len(list(self.temporary.iterdir())),
             "files of a run": len(files_of(self.run)),
-            "link.db": sum(path.stat().st_size for path in (self.run / "deployment").glob("link.db*")),
+            "link.db": sum(
+                size for path, size in files_of(self.run).items() if path.name.startswith("link.db")
+            ),
             "files of a node": len(held) / NODES,
-            "what a node remembers": sum(one.stat().st_size for one in held if one.suffix == ".safetensors")
+            "what a node remembers": sum(size for path, size in held.items() if path.suffix == ".safetensors")
             / NODES,
         }
         return found
@@ -230,8 +236,14 @@ class Soak:
             process.wait(60)
 
 
-def files_of(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".part")]
+def files_of(folder: Path) -> dict[Path, int]:
+    """What is there, and how large. Files come and go while this looks."""
+    found = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file() and path.suffix != ".part":
+                found[path] = path.stat().st_size
+    return found
 
 
 def soak(folder: Path, rounds: int) -> dict[str, Any]:
@@ -242,7 +254,8 @@ def soak(folder: Path, rounds: int) -> dict[str, Any]:
         [os.getloadavg()[0]],
     )
     try:
-        plan = one.mischief()
+        begun = one.played()
+        plan = [(at, what) for at, what in one.mischief() if at > begun]
         moved, last = time.monotonic(), 0
         while one.serve.poll() is None:
             now = one.played()

@@ -188,7 +188,7 @@ def test_the_gap_of_a_gan_is_separated_in_little_and_gone_on_with(tmp_path, monk
     gan_gap.main(words)
     first = capsys.readouterr().out
     lines = first.splitlines()
-    assert len(lines) == 2 + 8
+    assert len(lines) == 2 + 9
     assert "| as shipped | trained |" in lines[2]
     assert "| a judge of 33 epochs | rescored |" in first
     assert "| full gradients in chunks of 20 | trained |" in first
@@ -197,4 +197,4 @@ def test_the_gap_of_a_gan_is_separated_in_little_and_gone_on_with(tmp_path, monk
     monkeypatch.setattr("fedsaddle.runs.execution.course", None)
     gan_gap.main(words)
     assert capsys.readouterr().out == first
-    assert len((tmp_path / "gan-gap.csv").read_text().splitlines()) == 1 + 2 * 8
+    assert len((tmp_path / "gan-gap.csv").read_text().splitlines()) == 1 + 2 * 9

@@ -344,8 +344,10 @@ def test_the_resolved_experiment_says_every_key(tmp_path):
         "deadline": None,
         "grace": 0.0,
         "collect": None,
+        "partial_work": None,
+        "stratified": False,
     }
-    assert found["merge"] == {"rule": "mean", "clip": None}
+    assert found["merge"] == {"rule": "mean", "clip": None, "weights": "equal", "most_weight": 10.0}
     assert (found["checks"], found["faults"], found["history"]) == (None, None, False)
     assert found["algorithms"]["cdma-one"] == {"algorithm": "cdma-one", "eta": 0.01, "gamma": 0.01, "K": 2}
     mine = {"algorithm": "codasca", "invite": 4, "eta_l": 0.01, "eta_g": 1.0, "theta": 0.0, "beta": 1.0}
@@ -759,6 +761,9 @@ QUICK = [
     ["join", "quadratic", "--server", "here", "--key", "keys"],
     ["serve", "quadratic", "--keys", "keys", "--listen", "9092"],
     ["local", "quadratic", "--nodes", "0"],
+    ["reproduce", "figure-1", "--device", "gpu"],
+    ["reproduce", "--minutes", "0"],
+    ["board", "--page", "page.html"],
     ["data", "mnits"],
     ["report", "nowhere"],
     ["report", "nowhere", "--out", "page.pdf"],

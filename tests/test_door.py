@@ -490,7 +490,8 @@ def test_a_wrong_clock_keeps_nobody_out(fleet):
 def test_a_device_that_is_refused_does_not_give_up(fleet):
     assert fleet.stranger.poll() is None
     said = fleet.log("client-3")
-    assert said.count("does not let this device in: no registered key; trying again") == 1
+    # Once; and again where others took its place at the door for a while.
+    assert 1 <= said.count("does not let this device in: no registered key; trying again") <= 5
     assert "refused: no registered key" in link_log(fleet)
 
 

@@ -534,6 +534,54 @@ def test_bounded_steps_are_the_simulators(nine, tmp_path):
     assert not any(torch.equal(value, bounded[key]) for key, value in plain.items())
 
 
+WEIGHED = ("merge.weights=inverse_propensity", "sampling={strata=[0,1,0,1]}", "quorum.stratified=true")
+
+
+def test_weights_and_strata_are_the_simulators(nine, tmp_path):
+    plan = plan_of(nine, *WEIGHED, "quorum.enough=2")
+    deployed(plan, Clients(plan, tmp_path / "nodes"), tmp_path / "real")
+    simulated(plan_of(nine, *WEIGHED, "quorum.enough=2"), tmp_path / "sim")
+    assert_same_end(tmp_path / "real", tmp_path / "sim")
+    assert_replays(tmp_path / "real")
+
+
+def test_who_is_away_weighs_more_when_it_is_back(nine, tmp_path):
+    """Clients 0 and 1 are hardly ever online: it is known whose turn it was, and a replay weighs alike."""
+    plan = plan_of(nine, *WEIGHED[:1], "quorum.invite=2", algorithms=["cdma-one"], rounds=8)
+    grid = Clients(plan, tmp_path / "nodes")
+
+    def answers(header, reply):
+        grid.online = {2, 3} if header["round"] % 4 else {0, 1, 2, 3}
+        return [(0.0, reply)]
+
+    grid.answers = answers
+    deployed(plan, grid, tmp_path / "real")
+    assert_replays(tmp_path / "real")
+    away = [client for line in told(tmp_path / "real") for client in line.get("away", ())]
+    assert set(away) == {0, 1}
+    plain = plan_of(nine, "quorum.invite=2", algorithms=["cdma-one"], rounds=8)
+    grid = Clients(plain, tmp_path / "others")
+    grid.answers = answers
+    deployed(plain, grid, tmp_path / "plain")
+    assert not any("away" in line for line in told(tmp_path / "plain"))  # nobody needs to know
+
+
+def test_those_who_fail_are_made_up_for_by_their_own_stratum(nine, tmp_path):
+    def answers(header, reply):
+        error = Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=reply)
+        return [(0.0, error if header["client"] == 0 else reply)]
+
+    settings = (WEIGHED[1], WEIGHED[2], "quorum.invite=2", "quorum.enough=2")
+    plan = plan_of(nine, *settings, algorithms=["cdma-nc"], rounds=8)
+    deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real")
+    assert_replays(tmp_path / "real")
+    lines = told(tmp_path / "real")
+    assert all(sorted(client % 2 for client in line["used"]) == [0, 1] for line in lines)
+    short = [line for line in lines if 0 in line["lost"]]
+    assert short
+    assert all(2 in line["used"] for line in short)  # the other one of stratum 0
+
+
 @pytest.mark.parametrize("task", ["auc", "robust", "fair", "gan"])
 def test_tasks_with_data_equal_the_simulator(nine, tmp_path, task):
     """In float32 too: a device computes what the loop over single clients does."""
@@ -989,7 +1037,7 @@ def descendants(pid):
     return found
 
 
-def gone(pids, seconds=15):
+def gone(pids, seconds=60):
     """Whether these processes all end in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -1068,7 +1116,7 @@ class Fleet:
             one.terminate()
         for one in self.processes:
             try:
-                one.wait(30)
+                one.wait(120)
             except subprocess.TimeoutExpired:
                 one.kill()
                 raise

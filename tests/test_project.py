@@ -25,7 +25,7 @@ SOURCE = ROOT / "src" / "fedsaddle"
 
 # Lower rooms know nothing of higher ones.
 FLOORS = [
-    {"errors", "exits", "core", "draws", "metric", "projections", "ranges", "scratch"},
+    {"errors", "exits", "core", "draws", "metric", "projections", "ranges", "rates", "scratch", "traces"},
     {
         "problem",
         "fleet",

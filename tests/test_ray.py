@@ -24,7 +24,7 @@ from fedsaddle.engine.round import play
 from fedsaddle.engine.study import begin, points
 from fedsaddle.problem import Federation
 from test_runs import fedsaddle
-from zoo import ALGORITHMS, quadratic
+from zoo import ALGORITHMS, NEWER, quadratic
 
 # Looked for, not imported: the engine does that itself, to keep Ray on this machine.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
@@ -84,6 +84,17 @@ def test_those_who_answered_are_asked_by_ray_too(ray_of_two, problem):
     other, _ = run(fs.Vectorised(), ALGORITHMS["cdma-one"], problem=problem, cohorts="answered")
     for z, w in zip(points(one.server), points(other.server), strict=True):
         torch.testing.assert_close(z, w, rtol=1e-13, atol=1e-13)
+    assert (one.completed, one.clock, one.posted) == (other.completed, other.clock, other.posted)
+
+
+@pytest.mark.parametrize("name", ["codasca", "fed-norm-sgda", "drfa"])
+def test_unfinished_walks_and_common_chances_are_those_of_vectorised(name, ray_of_two, problem):
+    cut = {} if name == "drfa" else {"quorum": fs.Quorum(invite=6, minimum=2, partial_work=12.0)}
+    one, other = (
+        run(ask, (ALGORITHMS | NEWER)[name], problem=problem, **cut)[0]
+        for ask in (ray_of_two, fs.Vectorised())
+    )
+    torch.testing.assert_close(one.server.z, other.server.z, rtol=1e-13, atol=1e-13)
     assert (one.completed, one.clock, one.posted) == (other.completed, other.clock, other.posted)
 
 
@@ -240,6 +251,8 @@ def test_a_local_cluster_listens_to_this_machine_alone(ray_of_two, problem):
     assert addresses
     # 127.0.0.1, ::1, and 127.0.0.1 written as an address of version 6
     assert addresses <= {"0100007F", "0" * 24 + "01000000", "0000000000000000FFFF00000100007F"}
+    folder = Path(ray_of_two._end.peek()[2][2])
+    assert folder.stat().st_mode & 0o077 == 0  # nobody else gets to Ray's files
 
 
 ARGUMENTS = [

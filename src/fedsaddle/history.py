@@ -10,6 +10,8 @@ answers fail. `used` is in the order in which answers were accepted. A client is
 (answered, but not to be used), refused (with the reason) and lost (never answered); one in none of them still
 owed its answer when the line was written. `duplicate`, if it is there, names clients whose answer came twice.
 `overdue`, if it is there, names clients whose answer to this phase of an earlier round came only now.
+`away`, if it is there, names clients that were passed over, in whose turn others were invited: they were not
+online, or still owed an answer.
 `steps`, if it is there, says how many local steps those in `used` have made whose walks were cut short.
 An abandoned phase is the last of its round and uses nothing.
 """
@@ -39,6 +41,7 @@ class Gathering(NamedTuple):
     answered: int = 0  # good answers that were there when it was decided
     overdue: Sequence[int] = ()  # whose answers to an earlier round came only now; counted as late
     steps: Mapping[int, int] = {}  # of those used, whose walks were cut short: to so many
+    away: Sequence[int] = ()  # who would have been invited, and could not be
 
 
 class Told(NamedTuple):
@@ -73,6 +76,8 @@ def line(told: Told) -> str:
         entry["overdue"] = list(own.overdue)
     if own.steps:
         entry["steps"] = {str(client): steps for client, steps in own.steps.items()}
+    if own.away:
+        entry["away"] = list(own.away)
     return json.dumps(entry, allow_nan=False) + "\n"
 
 
@@ -160,6 +165,7 @@ FIELDS = {
     "duplicate": list,
     "overdue": list,
     "steps": dict,
+    "away": list,
 }
 
 
@@ -171,7 +177,7 @@ def _told(text: str, rules: dict[str, Rules]) -> Told:
         raise _Broken("it is not JSON") from None
     if not isinstance(entry, dict):
         raise _Broken("it is not an object")
-    entry = {"duplicate": [], "overdue": [], "steps": {}, **entry}
+    entry = {"duplicate": [], "overdue": [], "steps": {}, "away": [], **entry}
     for key in {*entry, *FIELDS}:
         if key not in entry:
             raise _Broken(f"'{key}' is missing")
@@ -204,16 +210,17 @@ def _told(text: str, rules: dict[str, Rules]) -> Told:
         entry["duplicate"],
         overdue=tuple(entry["overdue"]),
         steps={_client(key): steps for key, steps in entry["steps"].items()},
+        away=tuple(entry["away"]),
     )
     _obeys(own, rule, rule.quorums[entry["phase"]])
     return Told(entry["algorithm"], entry["seed"], entry["round"], entry["phase"], own)
 
 
 def _obeys(own: Gathering, rule: Rules, quorum: Quorum) -> None:
-    for client in [*own.invited, *own.overdue]:
+    for client in [*own.invited, *own.overdue, *own.away]:
         if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < rule.clients:
             raise _Broken(f"{str(client)[:30]} is not one of the {rule.clients} clients")
-    _once("invited", own.invited)
+    _once("in invited and away together", [*own.invited, *own.away])
     became = [*own.used, *own.late, *own.refused, *own.lost]
     for client in [*became, *own.duplicate]:
         if isinstance(client, bool) or not isinstance(client, int) or client not in own.invited:

@@ -32,7 +32,7 @@ from fedsaddle.outcome import Made, Outcome
 from fedsaddle.problem import Held, Problem, name_of
 from fedsaddle.ranges import check
 from fedsaddle.steady import AS_THEY_ARE, Steady
-from fedsaddle.strata import Strata, strata_of
+from fedsaddle.strata import Strata, check_strata, strata_of, tied
 
 
 class Hyperparameter(typing.NamedTuple):
@@ -94,7 +94,9 @@ def make_study(
     cohorts = cohorts_given(cohorts)
     if cohorts not in typing.get_args(Cohorts):
         raise BadInput(f"cohorts must be 'independent', 'invited' or 'answered', got {shown(cohorts)}")
+    check_strata(quorum.stratified, strata)
     fleet.check(clients)
+    fleet = tied(fleet, problem)
 
     known = hyperparameters(type(settings[0]))
     place = machine.device_named(str(device))
@@ -232,7 +234,7 @@ def _fleet_called(given: object) -> str:
 def notes_of(studies: Sequence[Study]) -> list[str]:
     """What was asked for, and has no effect in any of some studies that differ in their algorithms alone."""
     one = studies[0]
-    parts = {"problem": one.problem, "fleet": one.fleet, "faults": one.faults}
+    parts = {"problem": one.problem, "fleet": one.fleet, "faults": one.faults, "merge": one.merge}
     notes = [f"{name}: {note}" for name, part in parts.items() for note in getattr(part, "notes", ())]
     sent = {kind for study in studies for kinds in study.kinds for kind in kinds.values()}
     for name, norms in (("merge.clip", one.merge.clip), ("checks.norm", one.checks and one.checks.norm)):

@@ -56,7 +56,9 @@ class Sitting(Generic[OneTrial]):
             if is_finished(folder):
                 continue
             if end is not None and time.monotonic() >= end:
-                self.way.show.say(f"stopped after {self.minutes:g} minutes; go on with: {self.again}")
+                done = sum(is_finished(self.out / one.name) for one in chosen)
+                many = f"{done} of {len(chosen)} trials done"
+                self.way.show.say(f"stopped after {self.minutes:g} minutes, {many}; go on with: {self.again}")
                 return INTERRUPTED
             self.way.show.say(
                 f"trial {number} of {len(chosen)}: {trial.name}{self.left(chosen[number - 1 :])}"

@@ -12,13 +12,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedsaddle.cli.options import DeviceOption, Quiet, until_asked
-from fedsaddle.errors import BadInput
+from fedsaddle.cli.options import Sittings, flattened, until_asked
 
 Names = Annotated[list[str] | None, typer.Option(help="Only these, such as cdma-ada,fedavg-m.")]
 
 
+@flattened
 def board(
+    sittings: Sittings,
     tasks: Annotated[
         list[str] | None, typer.Argument(help="Only these tasks: quadratic-10, auc-mnist, ... (see --list).")
     ] = None,
@@ -30,43 +31,24 @@ def board(
     code: Annotated[
         list[Path] | None, typer.Option("--code", help="A Python file of yours that may be run.")
     ] = None,
-    device: DeviceOption = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Where matches are kept.", show_default="runs/board")
-    ] = None,
-    page: Annotated[
-        Path | None, typer.Option(help="The page; .html and .csv lie beside it.", show_default="OUT/board.md")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the matches in that folder.")] = False,
-    minutes: Annotated[float | None, typer.Option(help="Stop in time, to go on with --resume.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="All of it in little, on data that ship.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="Show what there is, and how long it takes.")] = False,
-    quiet: Quiet = False,
 ) -> None:
     """Let all algorithms play all tasks on all fleets, equally tuned, and say who is ahead of whom."""
-    if minutes is not None and not 0 < minutes < float("inf"):
-        raise BadInput(f"--minutes must be above 0, got {minutes:g}")
-    if page is not None and page.suffix != ".md":
-        raise BadInput(f"--page is a page of Markdown: say {page.with_suffix('.md')}, not {page}")
-    place = out or Path("runs") / ("board-quick" if quick else "board")
-
     from fedsaddle.app.board import Draw, Pick
     from fedsaddle.app.board import board as carried_out
     from fedsaddle.app.run import Way
     from fedsaddle.board.tasks import QUICK_BOARD, WHOLE_BOARD
     from fedsaddle.cli.progress import Terminal
 
-    screen, form = (
-        Console() if sys.stdout.isatty() else Console(width=120),
-        QUICK_BOARD if quick else WHOLE_BOARD,
-    )
+    screen = Console() if sys.stdout.isatty() else Console(width=120)
+    place, form = sittings.place("board"), QUICK_BOARD if sittings.quick else WHOLE_BOARD
     chosen = Pick(tasks or (), _split(fleet), _split(algorithm), enter or (), code or ())
-    if list_:
+    if sittings.list_:
         _show(screen, Draw(form, place, chosen))
         return
+    way = Way(show=Terminal(screen, sittings.quiet), asked=until_asked)
     done = carried_out(
-        chosen, out=place, form=form, device=device and device.lower(), resume=resume, minutes=minutes,
-        page=page, command=_command(), way=Way(show=Terminal(screen, quiet), asked=until_asked),
+        chosen, out=place, form=form, device=sittings.on, resume=sittings.resume, minutes=sittings.minutes,
+        page=sittings.page, command=_command(), way=way,
     )  # fmt: skip
     print(f"board    {done.told}\npage     {done.page}\nhtml     {done.html}")
     raise typer.Exit(done.code)

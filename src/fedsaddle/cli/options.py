@@ -218,6 +218,39 @@ class Simulation:
         }
 
 
+@dataclass(frozen=True)
+class Sittings:
+    """What `reproduce` and `board` can be told, which run many trials in several sittings."""
+
+    device: DeviceOption = None
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Where the trials are kept; by default, below runs/.")
+    ] = None
+    page: Annotated[Path | None, typer.Option(help="The page; by default, in that folder.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the trials in that folder.")] = False
+    minutes: Annotated[float | None, typer.Option(help="Stop in time, to go on with --resume.")] = None
+    quick: Annotated[bool, typer.Option("--quick", help="All of it in little, on data that ship.")] = False
+    list_: Annotated[bool, typer.Option("--list", help="Show what there is, and how long it takes.")] = False
+    quiet: Quiet = False
+
+    def __post_init__(self) -> None:
+        if self.device is not None:
+            check_device(self.device.lower())
+        if self.minutes is not None and not 0 < self.minutes < float("inf"):
+            raise BadInput(f"--minutes must be above 0, got {self.minutes:g}")
+        if self.page is not None and self.page.suffix != ".md":
+            raise BadInput(
+                f"--page is a page of Markdown: say {self.page.with_suffix('.md')}, not {self.page}"
+            )
+
+    def place(self, name: str) -> Path:
+        return self.folder or Path("runs") / (f"{name}-quick" if self.quick else name)
+
+    @property
+    def on(self) -> str | None:
+        return self.device and self.device.lower()
+
+
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
     """Let a command take groups of options: typer sees the fields of a dataclass as options of their own."""
     flat: dict[str, inspect.Parameter] = {}

@@ -13,12 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fedsaddle import draws
 from fedsaddle.engine.partial import cut_short
 from fedsaddle.engine.study import Lanes, Meeting, Study
 from fedsaddle.fleet import NEVER, Verdict, invite
 from fedsaddle.history import Gathering, History
 
 LOST = "lost"
+SEATS = 2  # of a cohort's key: what is drawn beside the cohort
 Refusals = dict[tuple[int, int, int], str]  # (lane, phase, client): why its answer is refused, or LOST
 SPAN = 256  # lanes' phases that are drawn for at once
 NOBODY = Gathering([], [], [], {}, [], 0.0, Verdict.ABANDON, [])  # where a history has ended
@@ -94,7 +96,8 @@ def gather(
             waits = {client: waits[client] for client in asked}
         own = list(waits)
         bad = [place for place, client in enumerate(own) if client in why[lane]]
-        end = study.quorums[number].settle(list(waits.values()), bad)
+        seats = seats_of(study, lane, round, number, own)
+        end = study.quorums[number].settle(list(waits.values()), bad, strata_among(study, own), seats)
         meeting.append(
             Gathering(
                 own,
@@ -106,12 +109,24 @@ def gather(
                 end.verdict,
                 [client for client, wait in waits.items() if client in twice[lane] and wait < NEVER],
                 end.answered,
-                steps={
-                    own[place]: cut[lane][own[place]] for place in end.accepted if own[place] in cut[lane]
-                },
+                steps={own[at]: cut[lane][own[at]] for at in end.accepted if own[at] in cut[lane]},
             )
         )
     return meeting
+
+
+def seats_of(study: Study, lane: int, round: int, number: int, cohort: list[int]) -> Counter[int] | None:
+    """How many answers of each stratum a phase waits for, if it goes by that."""
+    quorum = study.quorums[number]
+    if study.strata is None or not quorum.stratified or not cohort:
+        return None
+    key = draws.fold(draws.key(draws.COHORT, study.lane_seeds[lane], round, number), SEATS)
+    return quorum.seats(study.strata[cohort].tolist(), int(draws.words(key, 1)))
+
+
+def strata_among(study: Study, cohort: list[int]) -> list[int]:
+    """The strata of a cohort's clients; none, if there are none."""
+    return [] if study.strata is None else study.strata[cohort].tolist()
 
 
 def invitations(study: Study, round: int, number: int, out: list[set[int]]) -> Tensor:

@@ -21,7 +21,7 @@ from fedsaddle.engine.partial import planned_steps
 from fedsaddle.engine.study import Calls, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Task, Visits, projected, untouched
 from fedsaddle.errors import BadInput
-from fedsaddle.merges import clipped
+from fedsaddle.merges import clipped, weighted
 
 Answers = Callable[[Task, Extent, Visits], Answer | Lost]
 
@@ -41,16 +41,13 @@ def calls_of(
     counts = [len(clients) for clients in asked]
     client = torch.tensor([number for clients in asked for number in clients])
     planned = planned_steps(study, round, number)
-    if any(cut):
-        walks = [
-            own.get(client, steps)
-            for clients, own, steps in zip(asked, cut, planned, strict=True)
-            for client in clients
-        ]
-        if any(n > steps for own, steps in zip(cut, planned, strict=True) for n in own.values()):
-            raise BadInput(f"the history of round {round} has a walk of more steps than were asked for")
-    else:
-        walks = [steps for clients, steps in zip(asked, planned, strict=True) for _ in clients]
+    by_lane = [
+        [own.get(client, steps) for client in clients]
+        for clients, own, steps in zip(asked, cut or [{} for _ in asked], planned, strict=True)
+    ]
+    if any(n > steps for own, steps in zip(by_lane, planned, strict=True) for n in own):
+        raise BadInput(f"the history of round {round} has a walk of more steps than were asked for")
+    walks = [steps for own in by_lane for steps in own]
     rows = int(study.problem.federation.sizes[client].max())
     extent = Extent(max(walks), rows, ragged=min(walks) < max(walks))
 
@@ -71,11 +68,13 @@ def calls_of(
         drawn_ahead(study, "chances", round, chances)[number],
         drawn_ahead(study, "keys", round, keys)[number],
         torch.tensor(walks),
+        torch.tensor([sum(own) / max(1, len(own)) for own in by_lane], dtype=torch.float64),
         corrupted(study, round, number, lane, client),
     )
     if study.device.type == "cpu":
         return host, extent
-    return Calls(*(values.to(study.device, non_blocking=True) for values in host)), extent
+    moved: Calls = tree_map(lambda values: values.to(study.device, non_blocking=True), host)
+    return moved, extent
 
 
 @lru_cache(maxsize=8)
@@ -133,8 +132,8 @@ def padded(inputs: PhaseInputs, visits: int) -> PhaseInputs:
     calls, kept = inputs.calls, inputs.kept
     place = torch.arange(visits, device=calls.lane.device).clamp(max=len(calls.lane) - 1)
     by_visit = {name: getattr(calls, name)[place] for name in ("lane", "client", "steps", "corrupt")}
-    calls = calls._replace(**by_visit)
-    return PhaseInputs(inputs.server, calls, tree_map(lambda rows: rows[place], kept))
+    kept, weight = tree_map(lambda rows: rows[place], (kept, calls.weight))
+    return PhaseInputs(inputs.server, calls._replace(**by_visit, weight=weight), kept)
 
 
 def without_padding(result: PhaseResult, visits: int) -> PhaseResult:
@@ -156,11 +155,11 @@ def visits_of(study: Study, down: Message, calls: Calls, kept: Pair | None) -> V
         "hyper": study.hyper,
         "down": down,
         "t": calls.t.to(dtype),
-        "planned": calls.planned.to(dtype),
+        "planned": calls.planned,
         "chance": calls.chance,
     }
     key = draws.fold(calls.key[calls.lane], calls.client)
-    return Visits(by_lane, calls.lane, calls.client, key, calls.steps.to(dtype), kept)
+    return Visits(by_lane, calls.lane, calls.client, key, calls.steps, kept)
 
 
 def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> Any:
@@ -180,12 +179,18 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
             raise BadInput(f"{who} must give a server as it was: {looks(server)}, not {looks(after)}")
         return after
 
-    steps = (calls.steps[calls.place] * there).sum(-1) / count.clamp(min=1)
-    turn = Turn(calls.t.to(count.dtype), count / len(study.problem.federation), steps, calls.chance)
+    turn = Turn(
+        calls.t.to(count.dtype),
+        count / len(study.problem.federation),
+        calls.mean_steps,
+        calls.chance,
+    )
     clips = bounds(study.merge.clip, study.kinds[number])
-    if clips:
+    if clips or isinstance(calls.weight, Tensor):
         sent: Message = tree_map(lambda values: values[calls.lane], send(study, server, number))
         up = clipped(up, sent, clips)
+    if isinstance(calls.weight, Tensor):
+        up = weighted(up, sent, calls.weight, study.kinds[number])
     merged = tree_map(lambda answers: study.merge.rule(answers[calls.place], there), up)
     return study.per_lane(one, server, turn, merged)
 

@@ -67,7 +67,9 @@ class Calls(NamedTuple):
     chance: Tensor  # (lane,): a draw that all of its clients have in common
     key: Tensor  # (lane,): what all draws of its clients come from
     steps: Tensor  # (visit,): the local steps that it makes
+    mean_steps: Tensor  # (lane,): that of a lane's visits
     corrupt: Tensor  # (visit,): whether its answer is spoilt
+    weight: Tensor | Nothing = ()  # (visit,): what its answer counts, where that is not once
 
 
 class PhaseInputs(NamedTuple):
@@ -85,6 +87,13 @@ class PhaseResult(NamedTuple):
     keep: Pair | Nothing = ()  # (visit, value): what the clients will keep
     verdict: Tensor | Nothing = ()  # (visit,): of answers that are checked
     finite: Tensor | Nothing = ()  # (lane,): after the last phase
+
+
+class Attendance(NamedTuple):
+    """How often clients were invited and used, (lane, phase, client): see `engine.propensity`."""
+
+    invited: Tensor
+    used: Tensor
 
 
 class Lost(NamedTuple):
@@ -205,6 +214,7 @@ class Lanes:
     alive: list[bool]
     strikes: list[Counter[int]] = field(default_factory=list)  # refused answers of each client
     collapsed: list[bool] = field(default_factory=list)  # lanes of which that has been said
+    attendance: Attendance | None = None  # of who was used, where answers are weighted by it
 
 
 def begin(study: Study, memory: bool = True) -> Lanes:
@@ -220,7 +230,11 @@ def begin(study: Study, memory: bool = True) -> Lanes:
     server = study.per_lane(lambda algorithm, z: algorithm.init(z), z)
     posted: list[Counter[Posted]] = [Counter() for _ in range(n)]
     strikes: list[Counter[int]] = [Counter() for _ in range(n)]
-    return Lanes(server, held, [0] * n, [0.0] * n, posted, [True] * n, strikes, [False] * n)
+    attendance = None
+    if study.merge.weighted:
+        shape = (n, len(study.algorithm.phases()), len(study.problem.federation))
+        attendance = Attendance(*torch.zeros(2, *shape, dtype=torch.float64))
+    return Lanes(server, held, [0] * n, [0.0] * n, posted, [True] * n, strikes, [False] * n, attendance)
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -283,7 +283,7 @@ class Oracle:
     def normalised(self, start: Pair, end: Pair) -> Pair:
         if not self.task.partial:
             return end
-        whole = start + (self.planned / self.steps) * (end - start)
+        whole = start + (self.planned.to(start.x.dtype) / self.steps) * (end - start)
         return where(self.steps < self.planned, whole, end)
 
     def _part(self, move: Callable[..., T], start: T, stage: Stage) -> T:

@@ -149,10 +149,17 @@ class Watched(H11Protocol):
     """HTTP on one connection; says when that is over."""
 
     left: Callable[[], object]
+    lost = False
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.lost = True
         self.left()
         super().connection_lost(error)
+
+    def on_response_complete(self) -> None:
+        """Wait for another request; not on a connection that was cut, whose buffers that would hold."""
+        if not self.lost:
+            super().on_response_complete()
 
 
 async def admit(
@@ -205,7 +212,15 @@ async def _greet(
         if visitors.strangers.get(at) is visitor:
             transport.abort()
 
-    loop.call_later(max(0.0, SHOW - (time.monotonic() - visitor.since)), over)
+    limit = loop.call_later(max(0.0, SHOW - (time.monotonic() - visitor.since)), over)
+
+    def left() -> None:
+        limit.cancel()  # it would hold the connection's buffers, 256 kB, until then
+        visitors.leave(at)
+
+    protocol.left = left
+    if transport.is_closing():
+        left()
 
 
 # --- requests -----------------------------------------------------------------------------------------------

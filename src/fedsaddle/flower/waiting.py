@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -40,42 +41,80 @@ class Wait:
     measure: Measure  # of updates, where the experiment gives no bound
     planned: int  # local steps of a walk that is not cut short
     partial: float | None  # seconds after which a device sends the steps that it has made
+    strata: list[int]  # of each client
+    seats: Counter[int]  # how many answers of each stratum are waited for
     invited: list[int] = field(default_factory=list)
     good: dict[int, Message] = field(default_factory=dict)  # by client, as they arrive
     cut: dict[int, int] = field(default_factory=dict)  # the steps of walks that were cut short
     refused: dict[int, str] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
+    away: dict[int, None] = field(default_factory=dict)  # whose turn came when they were not there, in order
     mine: set[str] = field(default_factory=set)  # messages that are not answered yet
     began: float = field(default_factory=time.monotonic)
 
     def end(self, order: list[int]) -> Gathering:
         """How it ends, with clients invited in this order."""
         quorum, roll = self.quorum, self.roll
-        idle = roll.idle() - roll.barred(self.most)
-        self.ask([client for client in order if client in idle][: quorum.invite])
+        self.ask(self.next([client for client in order if client not in roll.barred(self.most)]))
         while True:
             self.hear()
             if len(self.good) >= min(KNOWN, quorum.wanted):
                 self.sift()
             barred = roll.barred(self.most)
             others = [client for client in order if client not in self.invited and client not in barred]
-            missing = quorum.wanted - len(self.good) - len(self.mine)
-            if missing > 0:  # those that failed are made up for
-                self.ask([client for client in others if client in roll.idle()][:missing])
+            self.ask(self.next(others))  # those that failed are made up for
             elapsed = time.monotonic() - self.began
             able = [client for client in others if client not in self.invited and client in roll.online()]
-            verdict = quorum.verdict(len(self.good), len(self.mine) + len(able), elapsed)
+            seated = self.seated()
+            verdict = quorum.verdict(len(seated), len(self.mine) + len(able), elapsed)
             if verdict is not Verdict.WAIT and not self.sift():
                 break
             time.sleep(POLL)
-        arrived = list(self.good)
-        used = arrived[: quorum.wanted] if verdict is Verdict.GO else []
-        late, overdue = arrived[len(used) :], roll.reckon(self.name, self.seed, self.phase)
-        refused, lost = self.refused, self.lost
-        cut = {client: self.cut[client] for client in used if client in self.cut}
+        used = seated if verdict is Verdict.GO else []
         return Gathering(
-            self.invited, used, late, refused, lost, elapsed, verdict, [], len(arrived), overdue, cut
+            self.invited,
+            used,
+            [client for client in self.good if client not in used],
+            self.refused,
+            self.lost,
+            elapsed,
+            verdict,
+            [],
+            len(seated),
+            roll.reckon(self.name, self.seed, self.phase),
+            {client: self.cut[client] for client in used if client in self.cut},
+            tuple(client for client in self.away if client not in self.invited),
         )
+
+    def seated(self) -> list[int]:
+        """Whose good answers count: of each stratum the first, as many as are waited for."""
+        free, found = Counter(self.seats), list[int]()
+        for client in self.good:
+            if free[self.strata[client]] > 0:
+                found.append(client)
+                free[self.strata[client]] -= 1
+        return found
+
+    def next(self, others: list[int]) -> list[int]:
+        """Whom to invite of these: the next S^, and then of each stratum as many as are missing in it.
+
+        Those who are passed over are `away`: their turn has come, and they are not there.
+        """
+        if not self.invited:
+            strata, short = [0] * len(self.strata), Counter({0: self.quorum.invite})
+        else:
+            strata, short = self.strata, Counter(self.seats)
+            pending = [self.roll.owing[key].client for key in self.mine]
+            short.subtract(strata[client] for client in (*self.seated(), *pending))
+        idle, found = self.roll.idle(), list[int]()
+        for client in others:
+            if short[strata[client]] > 0:
+                if client in idle:
+                    found.append(client)
+                    short[strata[client]] -= 1
+                else:
+                    self.away[client] = None
+        return found
 
     def ask(self, clients: Iterable[int]) -> None:
         """Invite these clients."""

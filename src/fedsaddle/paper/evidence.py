@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedsaddle.errors import BadInput
 from fedsaddle.metric import Metric
-from fedsaddle.paper.trials import COHORTS, Contest, Trial
+from fedsaddle.paper.trials import COHORTS, Contest, Trial, memory_of
 from fedsaddle.report.comparing import common_budget
 from fedsaddle.report.paired import BySeed
 from fedsaddle.report.reading import Evaluation, Lane, Run, Series, read_run
 from fedsaddle.report.spent import NOTHING_SPENT, Spent, is_finished, spent_on
 from fedsaddle.report.statistics import area
+
+# The end is the mean of the last fifth of the rounds: where a run is unsteady, a single evaluation is luck.
+# The last two are areas: means on the way, at equal cost.
+MEASURES = ("final", "best", "floats", "time")
+LAST_PART = 0.2
+STUCK = 1e-3  # of its value: who has gained less since a collapse has not come back
+
 
 # --- values ----------------------------------------------------------------------------------------------
 
@@ -39,7 +47,7 @@ class Evidence:
         meant, many = self.metric(metric), list(self.series.values())
         budget, most = common_budget(many), common_time(many)
         of: dict[str, Callable[[Lane], float]] = {
-            "final": lambda lane: lane.points[-1].metrics[metric],
+            "final": lambda lane: at_the_end(lane.points, metric),
             "best": lambda lane: min((point.metrics[metric] for point in lane.points), key=meant.cost),
             "floats": lambda lane: area(lane.points, metric, budget) if budget else math.nan,
             "time": lambda lane: (
@@ -57,16 +65,37 @@ class Evidence:
         return found
 
     def dead(self, metric: str) -> dict[str, int]:
-        """Seeds that diverged, or ended no better than guessing."""
+        """Seeds that diverged, ended no better than guessing, or collapsed and did not come back."""
         meant = self.metric(metric)
-        return {
-            label: sum(
-                bool(lane.diverged) or meant.collapsed(lane.points[-1].metrics[metric])
-                for lane in one.lanes
-                if lane.points
+
+        def died(one: Series, lane: Lane) -> bool:
+            end = at_the_end(lane.points, metric)
+            fell = [
+                each.round for each in one.happened if each.what == "collapsed" and each.seed == lane.seed
+            ]
+            return (
+                bool(lane.diverged)
+                or meant.collapsed(end)
+                or (bool(fell) and _stayed(lane, fell[-1], metric, meant))
             )
+
+        return {
+            label: sum(died(one, lane) for lane in one.lanes if lane.points)
             for label, one in self.series.items()
         }
+
+
+def at_the_end(points: Sequence[Evaluation], metric: str) -> float:
+    """The mean of a metric over the evaluations in the last part of the rounds that were played."""
+    since = (1 - LAST_PART) * points[-1].round
+    return fmean(point.metrics[metric] for point in points if point.round >= since)
+
+
+def _stayed(lane: Lane, fell: int, metric: str, meant: Metric) -> bool:
+    """Whether a seed that was found collapsed has become no better since."""
+    then = next((point for point in lane.points if point.round > fell), lane.points[-1]).metrics[metric]
+    gained = meant.cost(then) - meant.cost(lane.points[-1].metrics[metric])
+    return gained <= STUCK * abs(then)
 
 
 def common_time(series: Sequence[Series]) -> float:
@@ -89,6 +118,15 @@ def evidence_of(contest: Contest, cohorts: str, settings: str, out: Path) -> Evi
         series |= {one.label: one for one in run.series}
         spent += spent_on(run)
     return Evidence(contest, cohorts, settings, series, spent, out)
+
+
+def by_memory(found: Evidence) -> Evidence | None:
+    """CDMA-ADA's best setting for each rho, with fresh seeds, if that has come to its end."""
+    folder = found.out / memory_of(found.contest.name)
+    if not is_finished(folder):
+        return None
+    run = read_run(folder)
+    return replace(found, series={one.label: one for one in run.series}, spent=spent_on(run))
 
 
 def read_trial(trial: Trial, out: Path) -> Run:

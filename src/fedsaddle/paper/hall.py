@@ -57,6 +57,7 @@ class Exhibit:
     contests: tuple[str, ...]
     body: Callable[[Exhibit, Hall], Iterator[str]]
     own: str = ""  # what the names of further trials begin with
+    memory: bool = False  # whether CDMA-ADA's settings are shown by rho
 
     def needed(self, all_trials: Mapping[str, Trial]) -> list[Trial]:
         """The trials behind it, in their order."""
@@ -64,6 +65,8 @@ class Exhibit:
         def wanted(trial: Trial) -> bool:
             if self.own and (trial.name == self.own or trial.name.startswith(f"{self.own}/")):
                 return True
+            if trial.by and not self.memory:
+                return False
             return trial.contest.name in self.contests and not trial.name.startswith("panels/")
 
         chosen = [trial for trial in all_trials.values() if wanted(trial)]

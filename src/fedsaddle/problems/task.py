@@ -24,10 +24,9 @@ from fedsaddle.errors import BadInput, Notice, shown
 from fedsaddle.metric import SUCH, Metric
 from fedsaddle.mishaps import told_in_a_line
 from fedsaddle.problem import Batch
-from fedsaddle.problems.own import Loss, OwnTask, check_values, first_rows, shapes_of
+from fedsaddle.problems.own import PADS, Loss, OwnTask, check_values, first_rows, shapes_of
 from fedsaddle.problems.players import player_from
 
-PADS = 2  # rows that only pad those on which a loss is tried
 SAME = 1e-5  # relative: how far rounding may bring a loss that is told to disregard some rows
 
 

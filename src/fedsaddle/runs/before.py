@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsaddle.errors import BadInput
 from fedsaddle.runs.checkpoints import read_checkpoint
-from fedsaddle.runs.files import verified, write_atomically
+from fedsaddle.runs.files import verify, write_atomically
 
 CURRENT, BEFORE = "checkpoint.json", "checkpoint-before.json"
 LARGEST_STATE = 2**27  # bytes of a state; a larger one is not kept twice
@@ -49,4 +49,4 @@ def recovered(folder: Path) -> bool:
 def _check(folder: Path, name: str) -> None:
     state = read_checkpoint(folder, name)["state"]
     if state:
-        verified(folder / state["file"], state["sha256"])
+        verify(folder / state["file"], state["sha256"])

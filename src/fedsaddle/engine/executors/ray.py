@@ -259,7 +259,11 @@ class Ray(Executor):
                 try:
                     with _same_path():
                         start = ray.init(
-                            "local", num_cpus=cores, include_dashboard=False, _temp_dir=folder, **quiet
+                            "local",
+                            num_cpus=cores,
+                            include_dashboard=False,
+                            _temp_dir=f"{folder}/r",  # Ray opens it to every user; the one around it is ours
+                            **quiet,
                         )
                 except BaseException:
                     _shut_down([], True, folder)

@@ -18,7 +18,7 @@ const shape = (tag, attributes = {}, ...children) => put(document.createElementN
 function number(value, digits = 4) {
   if (value === 0) return "0";
   const size = Math.abs(value);
-  const text = size < 1e-3 || size >= 1e6 ? value.toExponential(2).replace(/\.?0*e\+?/, "e") : String(+value.toPrecision(digits));
+  const text = size < 1e-3 || size >= 1e6 ? value.toExponential(digits - 1).replace(/\.?0*e\+?/, "e") : String(+value.toPrecision(digits));
   return text.replace("-", "\u2212").replace("e-", "e\u2212");
 }
 function amount(value) {  // 1.25M

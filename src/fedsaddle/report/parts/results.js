@@ -34,7 +34,7 @@ function drawTable() {
   $("table-tools").replaceChildren(...tools(`${name}-results`, null, rows));
   $("notes").replaceChildren(...notes(metric()).filter(Boolean).map(note => make("li", {}, note)));
   const lost = found.reduce((sum, row) => sum + row.diverged + (row.collapsed || 0), 0);
-  $("answer").replaceChildren(answer, lost ? ` ${plural(lost, "seed")} diverged${chance === null ? "" : " or collapsed"}.` : "",
+  $("answer").replaceChildren(answer.replace(/e-(?=\d)/g, "e\u2212"), lost ? ` ${plural(lost, "seed")} diverged${chance === null ? "" : " or collapsed"}.` : "",
     real.length ? ` Real rows have ${real.map(number).join(" or ")} by the same judge.` : "",
     data.sweeps.length && ranked ? " The settings were chosen on these very seeds, so every value here is optimistic." : "");
 }
