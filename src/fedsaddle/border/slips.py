@@ -28,7 +28,7 @@ TABLES = {
     "steady": ("steady.py", "Steady"),
     "sweep": ("border/schema.py", "Sweep"),
 }
-BESIDE_VARIANT = {"merge": ("clip",)}  # keys that do not depend on the variant
+BESIDE_VARIANT = {"merge": ("merges.py", "Merge")}  # where keys are that do not depend on the variant
 
 
 def check_names(tables: Mapping[str, Any], only: Sequence[str] = ()) -> None:
@@ -64,9 +64,10 @@ def _look_at_variant(place: str, table: dict[str, Any]) -> None:
         if isinstance(chosen, str) and not _of_ones_own(f"{place}s", chosen):
             raise unknown(place, chosen, classes)
         return
-    known = {name: keys_of(file, part) for name, part in classes.items()}
+    beside = keys_of(*BESIDE_VARIANT[place]) if place in BESIDE_VARIANT else frozenset()
+    known = {name: keys_of(file, part) | beside for name, part in classes.items()}
     for own in table:
-        if own not in (key, *BESIDE_VARIANT.get(place, ())) and own not in known[chosen]:
+        if own != key and own not in known[chosen]:
             raise no_such_key(place, own, key, chosen, known)
 
 
@@ -76,7 +77,7 @@ def no_such_key(
     """A key that does not go with the `chosen` variant, of all that are known with their keys."""
     having = [f"'{name}'" for name, keys in known.items() if given in keys]
     if not having:
-        return unknown(f"key in {where}", given, (key, *known[chosen]) if known[chosen] else ())
+        return unknown(f"key in {where}", given, {key, *known[chosen]})
     return BadInput(
         f"unknown key in {where} '{given}'; it goes with {key} {' or '.join(having)}, and {key} is "
         f"'{chosen}'; {key} may be {', '.join(sorted(known))}"
