@@ -78,8 +78,8 @@ class Recorded:
     def __getattr__(self, name):
         return getattr(self.quorum, name)
 
-    def settle(self, delays, bad=()):
-        settled = self.quorum.settle(delays, bad)
+    def settle(self, delays, *more):
+        settled = self.quorum.settle(delays, *more)
         self.log.append(Counted(len(delays), len(settled.accepted), len(settled.late)))
         return settled
 
