@@ -611,7 +611,7 @@ def read_once(patch: contextlib.ExitStack, small: bool) -> None:
     patch.enter_context(mock.patch.dict(DATASETS, {name: part(read) for name, read in DATASETS.items()}))
 
 
-def untrained(dataset: str, size: str, data: Dataset, device: torch.device) -> judges.Judge:
+def untrained(dataset: str, size: str, data: Dataset, device: torch.device, epochs: int = 0) -> judges.Judge:
     """A classifier as it is before it has seen a picture."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

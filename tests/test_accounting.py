@@ -14,13 +14,15 @@ from fedsaddle.core import Parameters, Phase, Reply
 from fedsaddle.engine.course import traffic
 from fedsaddle.engine.round import play
 from fedsaddle.engine.study import begin
-from zoo import ALGORITHMS, quadratic
+from zoo import ALGORITHMS, NEWER, quadratic
 
 P, Q = 3, 4
 Z = {("x", "parameters"): P, ("y", "parameters"): Q}  # an iterate
 G = {("x", "gradients"): P, ("y", "gradients"): Q}  # a gradient or a correction
 C = {("x", "control variates"): P, ("y", "control variates"): Q}  # a control variate
 X = {("x", "parameters"): P}  # the x of an iterate: a snapshot, a centre
+Y = {("y", "parameters"): Q}
+GX, GY = {("x", "gradients"): P}, {("y", "gradients"): Q}  # one player's part of a gradient
 
 # For each phase: what one invitation carries, what one answer carries.
 FORMULAS = {
@@ -33,7 +35,27 @@ FORMULAS = {
     "coda-plus": [([Z, X], [Z])],
     "codasca": [([Z, X, C], [Z, C])],
     "catalyst-scaffold-s": [([Z], [G]), ([Z, Z, G], [Z])],
+    "fsgda": [([Z], [Z])],
+    "fess-gda": [([Z], [Z])],
+    "momentum-local-sgda": [([Z], [Z])],
+    "fedavg-m": [([Z, G], [Z])],
+    "sagda": [([Z], [G]), ([Z, G], [Z])],
+    "fedgda-gt": [([Z], [G]), ([Z, G], [Z])],
+    "fgda": [([Z, G], [Z, G])],
+    "adafgda": [([Z, G, G], [Z, G])],
+    "fednest": [([Z], [GY]), ([Z, GY], [Y])] * 2 + [([Z], [GX]), ([Z, GX], [X])],
+    "fed-norm-sgda": [([Z], [G])],
+    "fed-norm-sgda-plus": [([Z, X], [G])],
+    "drfa": [([Z], [X, X]), ([Z], [GY])],
+    "afl": [([Z], [G])],
+    "server-eg": [([Z], [Z]), ([Z], [Z])],
+    "server-ogda": [([Z], [Z])],
+    "fedualex": [([Z, G], [G])],
+    "proxskip-vip": [([Z], [Z])],
 }
+
+
+RULES = ALGORITHMS | NEWER
 
 
 class Counted(NamedTuple):
@@ -49,6 +71,10 @@ class Recorded:
     quorum: fs.Quorum
     log: list
 
+    @property
+    def collecting(self):
+        return self
+
     def __getattr__(self, name):
         return getattr(self.quorum, name)
 
@@ -58,11 +84,11 @@ class Recorded:
         return settled
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", RULES)
 def test_floats_follow_the_formula(name):
     log = []
     quorum = Recorded(fs.Quorum(invite=6, enough=4, minimum=3), log)
-    study = fs.make_study(quadratic(), ALGORITHMS[name], quorum=quorum, fleet=fs.Latency(dropout=0.2))
+    study = fs.make_study(quadratic(), RULES[name], quorum=quorum, fleet=fs.Latency(dropout=0.2))
     lanes = begin(study)
     rounds = 6
     for round in range(rounds):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from benchmarks import collapse, dropout, gan_gap, own_task, steady
+from benchmarks import collapse, dropout, gan_gap, own_task, steady, unfinished
 from benchmarks.plain import Plain
 from benchmarks.work import Order
 from benchmarks.workloads import Workload, write
@@ -46,6 +46,17 @@ def test_dropout_is_measured_in_little(tmp_path, monkeypatch, capsys):
     assert "| 0 | 0.03 | never | 0.0 M | 0.0 M (0%)" in out  # nobody answers: two minutes of waiting
     assert (tmp_path / "dropout.png").exists()
     assert len((tmp_path / "dropout.csv").read_text().splitlines()) == 5
+
+
+def test_unfinished_walks_are_measured_in_little(monkeypatch, capsys):
+    task = unfinished.TASKS["quadratic"]._replace(goal=2.0, horizon=3_000.0, eta=(0.02,), gamma=(0.12,))
+    monkeypatch.setitem(unfinished.TASKS, "quadratic", task)
+    monkeypatch.setattr(unfinished, "DEADLINES", (10.0,))
+    monkeypatch.setattr(unfinished, "FRESH", range(2))
+    unfinished.main(["quadratic", "--rule", "fed-norm-sgda"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[1] for line in lines[4:]] == ["wait", "first", "drop", "send"]
+    assert all("| 2 of 2 |" in line for line in lines[4:])
 
 
 # --- the study of collapse --------------------------------------------------------------------------------
@@ -188,7 +199,7 @@ def test_the_gap_of_a_gan_is_separated_in_little_and_gone_on_with(tmp_path, monk
     gan_gap.main(words)
     first = capsys.readouterr().out
     lines = first.splitlines()
-    assert len(lines) == 2 + 8
+    assert len(lines) == 2 + 9
     assert "| as shipped | trained |" in lines[2]
     assert "| a judge of 33 epochs | rescored |" in first
     assert "| full gradients in chunks of 20 | trained |" in first
@@ -197,4 +208,4 @@ def test_the_gap_of_a_gan_is_separated_in_little_and_gone_on_with(tmp_path, monk
     monkeypatch.setattr("fedsaddle.runs.execution.course", None)
     gan_gap.main(words)
     assert capsys.readouterr().out == first
-    assert len((tmp_path / "gan-gap.csv").read_text().splitlines()) == 1 + 2 * 8
+    assert len((tmp_path / "gan-gap.csv").read_text().splitlines()) == 1 + 2 * 9

@@ -27,16 +27,19 @@ from fedsaddle import cli, exits, runs
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.app import run as app_run
 from fedsaddle.app.results import of_run
-from fedsaddle.border import files
+from fedsaddle.border import files, slips
 from fedsaddle.border.build import load
-from fedsaddle.border.schema import Experiment
+from fedsaddle.border.schema import Experiment, Sweep
+from fedsaddle.checks import Checks
 from fedsaddle.data.datasets import DATASETS
 from fedsaddle.errors import BadInput
 from fedsaddle.faults import Faults
-from fedsaddle.fleet import FLEETS
+from fedsaddle.fleet import FLEETS, Quorum
+from fedsaddle.merges import MERGES
 from fedsaddle.networks import NETWORKS
 from fedsaddle.problems import PROBLEMS, Quadratic
 from fedsaddle.runs import Plan
+from fedsaddle.steady import Steady
 
 VALID = {
     "name": "small",
@@ -334,8 +337,17 @@ def test_the_resolved_experiment_says_every_key(tmp_path):
     }  # of code that ships nothing is said
     assert found["problem"] == {"name": "quadratic"} | dataclasses.asdict(Quadratic(clients=20, kappa=10.0))
     assert found["fleet"] == {"model": "paper", "least": 0.5}
-    assert found["quorum"] == {"invite": 8, "enough": None, "minimum": 1, "deadline": None, "grace": 0.0}
-    assert found["merge"] == {"rule": "mean", "clip": None}
+    assert found["quorum"] == {
+        "invite": 8,
+        "enough": None,
+        "minimum": 1,
+        "deadline": None,
+        "grace": 0.0,
+        "collect": None,
+        "partial_work": None,
+        "stratified": False,
+    }
+    assert found["merge"] == {"rule": "mean", "clip": None, "weights": "equal", "most_weight": 10.0}
     assert (found["checks"], found["faults"], found["history"]) == (None, None, False)
     assert found["algorithms"]["cdma-one"] == {"algorithm": "cdma-one", "eta": 0.01, "gamma": 0.01, "K": 2}
     mine = {"algorithm": "codasca", "invite": 4, "eta_l": 0.01, "eta_g": 1.0, "theta": 0.0, "beta": 1.0}
@@ -724,11 +736,34 @@ QUICK = [
     ["run", "quadratic", "--rounds", "0"],
     ["run", "quadratic", "--engine", "lop"],
     ["run", "quadratic", "--algorithm", "cdma-two"],
+    ["run", "quadratic", "--seeds", "x"],
+    ["run", "quadratic", "--device", "gpu"],
+    *(
+        ["run", "quadratic", "--set", slip]
+        for slip in (
+            "kind=1",
+            "fleet.modle=3",
+            "fleet.model=dropuot",
+            "fleet.colour=3",
+            "problem.kapa=3",
+            "problem.name=quadratik",
+            "merge.rule=mode",
+            "quorum.invit=3",
+            "algorithms.cdma-ada.etta=3",
+            "algorithms.cdma-two.eta=3",
+        )
+    ),
     ["run", "--resume", "--out", "nowhere"],
     ["sweep", "quadratik"],
     ["serve", "quadratik", "--keys", "keys"],
     ["join", "quadratik", "--server", "here:1", "--key", "keys"],
     ["local", "quadratik"],
+    ["join", "quadratic", "--server", "here", "--key", "keys"],
+    ["serve", "quadratic", "--keys", "keys", "--listen", "9092"],
+    ["local", "quadratic", "--nodes", "0"],
+    ["reproduce", "figure-1", "--device", "gpu"],
+    ["reproduce", "--minutes", "0"],
+    ["board", "--page", "page.html"],
     ["data", "mnits"],
     ["report", "nowhere"],
     ["report", "nowhere", "--out", "page.pdf"],
@@ -780,6 +815,31 @@ def test_what_is_listed_is_what_there_is():
     assert files.networks() == {name: build.__doc__.splitlines()[0] for name, build in NETWORKS.items()}
     assert files.datasets().keys() == DATASETS.keys()
     assert all(files.datasets().values())
+
+
+def test_the_fields_that_are_read_off_the_sources_are_those_of_the_classes():
+    problems, fleets, merges = (
+        {name: getattr(one, "task", one) for name, one in registry.items()}
+        for registry in (PROBLEMS, FLEETS, MERGES)
+    )
+    rules = {name: entry.rule for name, entry in ALGORITHMS.items()}
+    places = [*(own[1:3] for own in slips.VARIANTS.values()), ("algorithms/__init__.py", "ALGORITHMS")]
+    for (file, registry), own in zip(places, (problems, fleets, merges, rules), strict=True):
+        called = files.classes(file, registry)
+        assert called == {name: cls.__name__ for name, cls in own.items()}
+        for name, cls in own.items():
+            fields = {one.name for one in dataclasses.fields(cls) if one.init}
+            assert slips.keys_of(file, called[name]) == fields
+    for part in (Quorum, Checks, Faults, Steady):
+        file = slips.TABLES[part.__name__.lower()][0]
+        assert slips.keys_of(file, part.__name__) == {one.name for one in dataclasses.fields(part)}
+    for model in (Experiment, Sweep):
+        assert slips.keys_of("border/schema.py", model.__name__) == set(model.model_fields)
+
+
+def test_what_ships_has_no_slips():
+    for experiment in files.names():
+        slips.check_names(files.read_tables(experiment)[0])
 
 
 @pytest.mark.parametrize("module", ["typer", "torch", "fedsaddle.engine.round"])

@@ -437,6 +437,48 @@ def fednest(x, y, seed, eta, gamma, T, K):
         yield x, y
 
 
+def fed_norm_sgda(x, y, seed, eta, gamma, eta_g, gamma_g, K, steps=None, plus=None):
+    """Client i makes steps[i] steps, or K. With `plus`, y ascends against an x of that many rounds."""
+    x_old = x
+    for t in range(ROUNDS):
+        ways, made = [], []
+        for i in cohort(seed, t, 0):
+            n = K if steps is None else steps[i]
+            x_i, y_i = x, y
+            for rows in minibatches(seed, t, 0, i, n):
+                gx, gy = gradient(x_i, y_i, rows)
+                if plus is not None:
+                    _, gy = gradient(x_old, y_i, rows)
+                x_i, y_i = x_i - eta * gx, y_i + gamma * gy
+            ways.append(((x_i - x) / n, (y_i - y) / n))
+            made.append(n)
+        (along_x, along_y), n = mean(ways), sum(made) / len(made)
+        x, y = x + n * eta_g * along_x, y + n * gamma_g * along_y
+        if plus is not None and (t + 1) % plus == 0:
+            x_old = x
+        yield x, y
+
+
+def fed_norm_sgda_plus(x, y, seed, eta, gamma, eta_g, gamma_g, s, K):
+    return fed_norm_sgda(x, y, seed, eta, gamma, eta_g, gamma_g, K, plus=s)
+
+
+def drfa(x, y, seed, eta, gamma, K):
+    for t in range(ROUNDS):
+        place = int(K * draws.uniform(draws.key(draws.STEPS, seed, t, 0), 1).item())
+        ends, snaps = [], []
+        for i in cohort(seed, t, 0):
+            points = [x]
+            for rows in minibatches(seed, t, 0, i, K):
+                points.append(points[-1] - eta * gradient(points[-1], y, rows)[0])
+            ends.append(points[-1])
+            snaps.append(points[1 + place])
+        x, snap = sum(ends) / len(ends), sum(snaps) / len(snaps)
+        _, along = mean([gradient(snap, y, everything(i)) for i in cohort(seed, t, 1)])
+        y = y + K * gamma * along
+        yield x, y
+
+
 def server_eg(x, y, seed, eta, gamma, K):
     for t in range(ROUNDS):
         x_ahead, y_ahead = ends_of_walks(x, y, seed, t, 0, eta, gamma, K)
@@ -554,6 +596,14 @@ CASES = [
     ),
     ("fednest", fednest, {"eta": 0.11, "gamma": 0.07, "T": 1, "K": 3}),
     ("fednest", fednest, {"eta": 0.11, "gamma": 0.07, "T": 2, "K": 3}),
+    ("fed-norm-sgda", fed_norm_sgda, {"eta": 0.11, "gamma": 0.07, "eta_g": 1.2, "gamma_g": 0.7, "K": 3}),
+    (
+        "fed-norm-sgda-plus",
+        fed_norm_sgda_plus,
+        {"eta": 0.11, "gamma": 0.07, "eta_g": 1.2, "gamma_g": 0.7, "s": 2, "K": 3},
+    ),
+    ("drfa", drfa, {"eta": 0.11, "gamma": 0.07, "K": 3}),
+    ("afl", parallel_sgda, {"eta": 0.11, "gamma": 0.07}),
     ("server-eg", server_eg, {"eta": 0.11, "gamma": 0.07, "K": 3}),
     ("server-ogda", server_ogda, {"eta": 0.11, "gamma": 0.07, "K": 3}),
     ("fedualex", fedualex, {"eta_l": 0.09, "eta_g": 1.2, "K": 3}),

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import fedsaddle as fs
-from fedsaddle.engine import collapse
 from fedsaddle.problem import Federation
 
 QUICK = {"batch": 5, "quorum": fs.Quorum(invite=8), "evaluate_every": 5}
-TOO_LONG = fs.CDMAONE(eta=1.0, gamma=1.0, K=5)
+TOO_LONG = fs.CDMAONE(eta=3.0, gamma=3.0, K=5)  # nearly all do; which, and when, rounding decides
+SEEDS = tuple(range(6))
 
 
 def fallen(outcome):
@@ -28,43 +28,44 @@ def digits():
 
 @pytest.fixture(scope="module")
 def died(digits):
-    return fs.simulate(digits, TOO_LONG, rounds=30, seeds=(0, 1), **QUICK)
+    return fs.simulate(digits, TOO_LONG, rounds=20, seeds=SEEDS, **QUICK)
 
 
 def test_steps_that_are_too_long_are_said_to_have_killed_a_seed(died):
-    """Seed 0 saturates, seed 1 does not: docs/results/auc-mnist.md says how."""
-    (event,) = fallen(died).values()
-    curve = [row.metrics["train_auc"] for row in died.rows if row.lane == 0]
-    assert event.lane == 0
-    assert max(curve) > 0.99  # it had learnt
-    assert curve[-1] < 0.6
-    assert event.round % 5 == 4
-    assert curve[(event.round + 1) // 5 - 1] > 0.6 >= curve[(event.round + 1) // 5]  # said when it happened
-    assert "no better than chance, and its scores are all alike (their spread is " in event.detail
-    assert event.detail.endswith("lower eta (1) and gamma (1), or bound the steps by steady.clip")
-    assert died.alive == [True, True]  # it goes on
+    """Scores saturate: docs/results/auc-mnist.md says how."""
+    found = [event for event in fallen(died).values() if "no better than chance" in event.detail]
+    assert len(found) >= 3
+    for event in found:
+        curve = [row.metrics["test_auc"] for row in died.rows if row.lane == event.lane]
+        assert event.round % 5 == 4
+        assert curve[(event.round + 1) // 5] <= 0.6
+        assert all(one > 0.6 for one in curve[1 : (event.round + 1) // 5])  # said when it happened
+        assert "no better than chance, and its scores are all alike (their spread is " in event.detail
+        assert event.detail.endswith("lower eta (3) and gamma (3), or bound the steps by steady.clip")
+        assert died.alive[event.lane] or curve[-1] <= 0.6  # it goes on
 
 
 def test_looking_for_collapses_moves_no_bit(died, digits, monkeypatch):
     monkeypatch.setattr("fedsaddle.engine.course.collapses", lambda *_: [])
-    blind = fs.simulate(digits, TOO_LONG, rounds=30, seeds=(0, 1), **QUICK)
+    blind = fs.simulate(digits, TOO_LONG, rounds=20, seeds=SEEDS, **QUICK)
     assert not fallen(blind)
     assert all(torch.equal(a.x, b.x) for a, b in zip(died.z, blind.z, strict=True))
     assert [row.metrics for row in died.rows] == [row.metrics for row in blind.rows]
 
 
-def test_a_run_that_learns_is_not_looked_at(digits, monkeypatch):
+def test_scores_of_a_run_that_learns_are_not_looked_at(digits, monkeypatch):
     def refuse(*_):
-        raise AssertionError("a run above chance pays nothing")
+        raise AssertionError("a run above chance that moves pays for the length of an update")
 
-    monkeypatch.setattr(collapse, "_why", refuse)
+    monkeypatch.setattr(fs.AUC, "score_spread", refuse)
     fs.simulate(digits, fs.CDMAONE(eta=0.3, gamma=0.3, K=5), rounds=10, **QUICK)
 
 
 @pytest.mark.parametrize("executor", [fs.Loop(), fs.Vectorised()])
 def test_every_executor_finds_the_same(executor, died, digits):
-    again = fs.simulate(digits, TOO_LONG, rounds=30, seeds=(0,), executor=executor, **QUICK)
-    assert {lane: event.round for lane, event in fallen(again).items()} == {0: fallen(died)[0].round}
+    again = fs.simulate(digits, TOO_LONG, rounds=5, seeds=SEEDS, executor=executor, **QUICK)
+    soon = {lane: event.round for lane, event in fallen(died).items() if event.round < 5}
+    assert soon == {lane: event.round for lane, event in fallen(again).items()} != {}
 
 
 # --- without scores: updates ------------------------------------------------------------------------------
@@ -98,9 +99,9 @@ class Well:
         return {"distance": float(z.x.abs())}
 
 
-def well(eta, rounds=40, **dials):
+def well(eta, rounds=40, of=Well, **dials):
     return fs.simulate(
-        Well(**dials),
+        of(**dials),
         fs.ParallelSGDA(eta, 0.1),
         rounds=rounds,
         quorum=fs.Quorum(invite=12),
@@ -133,6 +134,21 @@ def test_nor_one_that_does_not_move_at_all():
     assert not fallen(well(1e-30))
 
 
+@dataclasses.dataclass(frozen=True)
+class Ranked(Well):
+    """Its scores saturate beyond the edge, and rank rows by their last digits."""
+
+    def score_spread(self, z):
+        return 1e-9 if abs(float(z.x)) > 8.0 else 1.0
+
+
+def test_scores_that_have_saturated_may_still_rank_rows():
+    (event,) = fallen(well(3.0, of=Ranked, chance=20.0)).values()
+    assert event.detail.startswith("distance is 9, and its scores are all alike (their spread is 1e-09, at")
+    assert not fallen(well(3.0, chance=20.0))  # without scores: it may have arrived
+    assert not fallen(well(0.9, rounds=60, of=Ranked, chance=20.0))
+
+
 def test_without_a_chance_level_nobody_can_tell():
     assert not fallen(well(3.0, chance=None))
 
@@ -154,7 +170,7 @@ def test_an_abandoned_round_is_no_update_without_length():
 
 # --- on the terminal, in the folder, in the report --------------------------------------------------------
 
-DIE = ["--algorithm", "cdma-one", "--seeds", "0,1", "--set", "algorithms.cdma-one.eta=1.0",
+DIE = ["--algorithm", "cdma-one", "--seeds", "0-1", "--set", "algorithms.cdma-one.eta=1.0",
        "--set", "algorithms.cdma-one.gamma=1.0"]  # fmt: skip
 
 
@@ -171,12 +187,13 @@ def test_it_is_said_once_also_when_the_run_goes_on(tmp_path):
     whole = run("--rounds", "40", "--out", str(tmp_path / "whole"))
     first = run("--rounds", "22", "--out", str(tmp_path / "parts"))
     rest = run("--rounds", "40", "--resume", "--out", str(tmp_path / "parts"))
-    assert whole.count(" collapsed in round ") == (first + rest).count(" collapsed in round ") == 1
     one = told(tmp_path / "whole")
-    assert len(one) == 1
+    assert whole.count(" collapsed in round ") == (first + rest).count(" collapsed in round ") == len(one)
+    assert one
     for table in ("events.csv", "rounds.csv"):
         assert (tmp_path / "whole" / table).read_bytes() == (tmp_path / "parts" / table).read_bytes()
     page = (tmp_path / "whole" / "report.html").read_text()
     assert one[0]["detail"] in page.replace("\\u0027", "'")
     data = json.loads((tmp_path / "whole" / "checkpoint.json").read_text())
-    assert data["kept"]["cdma-one"]["lanes"]["collapsed"] == [True, False]
+    said = {int(row["seed"]) for row in one}
+    assert data["kept"]["cdma-one"]["lanes"]["collapsed"] == [seed in said for seed in (0, 1)]

@@ -125,7 +125,7 @@ def test_of_too_few_seeds_nothing_can_be_said(tmp_path, seeds):
 def test_the_same_values_are_not_told_apart(tmp_path):
     run = ends(tmp_path / "run", {"a": [0.9, 0.8, 0.7], "b": [0.9, 0.8, 0.7]})
     assert [one.standing for one in found(run)] == ["level", "level"]
-    assert "cannot be told apart from b" in said(run)
+    assert "a and b have the same best mean" in said(run)
 
 
 def test_who_lost_a_seed_comes_after_all_who_lost_none(tmp_path):

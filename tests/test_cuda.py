@@ -330,7 +330,7 @@ def test_a_ray_workers_gpu_gives_the_same_answers():
         kept = kept_by(lanes.memory, calls)
         visits = visits_of(study, send(study, lanes.server, 0), calls, kept)
         expected = study.executor.answers(study.task(0), extent, visits)
-        job = Job(study.algorithm, 0, 2, extent)
+        job = Job(study.algorithm, 0, 2, study.steady, False, extent)
         answers, news = worker.ask(job, arrays_of(visits.by_lane), arrays_of(visits.rest))
         assert news is None
         found = tree_map(torch.tensor, answers)

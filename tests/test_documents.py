@@ -78,16 +78,20 @@ LISTED = {
     "fedsaddle rescore": "of a run of minutes: tests/test_gan.py",
     "fedsaddle data celeba": "a person's pictures: tests/test_gan.py",
     "fedsaddle sweep auc-mnist": GPU,
+    "fedsaddle board --list": "shows folders that are not there: tests/test_board.py",
+    "fedsaddle board": "takes long: tests/test_board.py plays one in little",
     "fedsaddle reproduce all": "takes long: tests/test_paper.py does it in little",
     "fedsaddle reproduce figure-1": GPU,
     "python -m benchmarks": LONG,
     "python -m benchmarks.collapse": LONG,
     "python -m benchmarks.deployment": LONG,
     "python -m benchmarks.dropout": LONG,
+    "python -m benchmarks.gan_gap": LONG,
     "python -m benchmarks.house": "tests/test_house.py",
     "python -m benchmarks.journeys": LONG,
     "python -m benchmarks.own_task": LONG,
     "python -m benchmarks.quadratic": LONG,
+    "python -m benchmarks.rates": "takes minutes: tests/test_rates.py does it in little",
     "python -m benchmarks.steady": LONG,
     "python -m pytest": GPU,
 }
@@ -282,11 +286,17 @@ def is_run_by_a_command(text: str, folder: Path, document: str) -> None:
     assert any(name in line for line in ALL[document] if not reason(line))
 
 
+def is_entered(text: str, folder: Path, document: str) -> None:
+    """tests/test_board.py plays the algorithm of this document."""
+    assert f'"{document}"' in (ROOT / "tests/test_board.py").read_text()
+
+
 BLOCKS = {
     ("README.md", "python"): runs,
     ("CONTRIBUTING.md", "python"): is_tested_elsewhere,
     ("docs/add-a-problem.md", "python"): is_tested_elsewhere,
     ("docs/algorithms.md", "python"): is_of_the_source,
+    ("docs/board.md", "python"): is_entered,
     ("docs/data.md", "csv"): is_tested_elsewhere,
     ("docs/data.md", "python"): runs,
     ("docs/data.md", "toml"): is_tested_elsewhere,

@@ -4,10 +4,12 @@ import dataclasses
 import inspect
 import io
 import math
+import random
 import re
 import sys
 from typing import NamedTuple
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ import fedsaddle as fs
 from fedsaddle import draws
 from fedsaddle.border.build import load
 from fedsaddle.core import Pair, Parameters, Phase, Reply
+from fedsaddle.data import federated
 from fedsaddle.engine.compile import tapes
 from fedsaddle.engine.executors.vectorised import peak_bytes
 from fedsaddle.engine.gather import gather
@@ -50,7 +53,12 @@ def assert_same(one, other, tolerance=1e-10):
         torch.testing.assert_close(one.memory, other.memory, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("fleet", ["paper", "everybody", "dropout", "latency", "trace"])
+FLEETS = ["paper", "everybody", "dropout", "latency", "trace"]
+# Each algorithm with two of them in turn, where all pairs have already met in the first test.
+PAIRS = [(name, FLEETS[place % 5]) for at, name in enumerate(ALGORITHMS) for place in (at, at + 2)]
+
+
+@pytest.mark.parametrize("fleet", FLEETS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_vectorised_equals_loop(name, fleet, tmp_path):
     fleet = fleets(tmp_path)[fleet]
@@ -59,8 +67,7 @@ def test_vectorised_equals_loop(name, fleet, tmp_path):
     assert_same(run(ALGORITHMS[name], fleet=fleet, executor=fs.Vectorised()), loop)
 
 
-@pytest.mark.parametrize("fleet", ["paper", "everybody", "dropout", "latency", "trace"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(("name", "fleet"), PAIRS)
 def test_vectorised_equals_loop_when_it_is_replayed_from_the_first_use(name, fleet, tmp_path, monkeypatch):
     """A tape is made at the first use, compared at the second, and alone from then on."""
     replays = []
@@ -82,8 +89,7 @@ def test_the_chunk_size_does_not_matter(name):
     assert_same(run(ALGORITHMS[name], executor=fs.Vectorised(memory=1)), whole)
 
 
-@pytest.mark.parametrize("fleet", ["paper", "everybody", "dropout", "latency", "trace"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(("name", "fleet"), PAIRS)
 def test_a_lane_equals_the_same_run_alone(name, fleet, tmp_path):
     algorithm, fleet = ALGORITHMS[name], fleets(tmp_path)[fleet]
     step = next(field.name for field in dataclasses.fields(algorithm) if "eta" in field.name)
@@ -436,6 +442,22 @@ def test_a_visit_that_does_not_fit_alone_is_refused():
         run(ALGORITHMS["cdma-one"], executor=ask)
 
 
+def test_an_evaluation_without_memory_looks_at_fewer_rows_until_the_study_is_over():
+    rows = []
+
+    class Crowded(fs.Vectorised):
+        def measure(self, study, z):
+            rows.append(federated.CHUNK["cpu"])
+            if len(rows) < 3:
+                raise torch.OutOfMemoryError("out of memory")
+            return super().measure(study, z)
+
+    with pytest.warns(fs.Notice, match="at most 500 rows are looked at together"):
+        fs.simulate(quadratic(), ALGORITHMS["cdma-nc"], rounds=2, quorum=QUORUM, executor=Crowded())
+    assert rows == [1000, 1000, 500, 500]
+    assert federated.CHUNK["cpu"] == 1000
+
+
 def test_another_failure_is_not_taken_for_a_lack_of_memory():
     class Broken(Cramped):
         def _ask(self, task, extent, visits, stage=None):
@@ -672,6 +694,8 @@ DRAWS = {
     "randn_like": lambda x: torch.randn_like(x).sum(),
     "dropout": lambda x: nn.Dropout(0.5)(x).sum(),
     "normal_": lambda x: torch.zeros(3).normal_().sum(),
+    "numpy.random": lambda x: numpy.random.normal(),
+    "random": lambda x: random.random(),
 }
 
 

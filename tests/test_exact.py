@@ -17,6 +17,7 @@ EXACT = {name: entry for name, entry in PROBLEMS.items() if ".exact." in entry.t
 ZOO = {name: entry.task(clients=7, samples=(3, 6), **entry.defaults) for name, entry in EXACT.items()}
 ZOO["toy-wgan"] = fs.ToyWGAN(clients=7, samples=(3, 6), noise=0.0)
 ZOO["quadratic-nonconvex"] = fs.Quadratic(clients=7, samples=(3, 6), nonconvex=0.3)
+ZOO["quadratic-waves"] = fs.Quadratic(clients=7, samples=(3, 6), waves=0.7)
 WITH_PHI = [name for name in ZOO if name != "bilinear"]
 
 

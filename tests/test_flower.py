@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 
 import pytest
@@ -28,11 +28,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedsaddle import cli
 from fedsaddle.app.replay import replay_run
+from fedsaddle.border import files
 from fedsaddle.border.build import load
 from fedsaddle.core import Pair
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Everybody
-from fedsaddle.flower import deploy, keys, roll, server, waiting, wire
+from fedsaddle.flower import client, deploy, keys, roll, server, waiting, wire
 from fedsaddle.flower.client import Memory, Site, client_app, learn, visit
 from fedsaddle.flower.post import ANSWER, FETCH, HERE, LEAVE
 from fedsaddle.flower.signing import Signature
@@ -414,6 +415,71 @@ def test_newer_rules_equal_the_simulator_bit_for_bit(nine, tmp_path):
     assert_replays(tmp_path / "real")
 
 
+def stopped_after(monkeypatch, *steps):
+    """Devices whose time is over after so many steps, in turn."""
+    lengths = cycle(steps)
+
+    @dataclasses.dataclass
+    class Stopped(client.Stopwatch):
+        most: int = dataclasses.field(default_factory=lambda: next(lengths))
+
+        def __call__(self, made):
+            assert 0 < self.seconds <= 60
+            super().__call__(made)
+            return made >= self.most
+
+    monkeypatch.setattr(client, "Stopwatch", Stopped)
+
+
+RULES_CUT = ["cdma-one", "codasca", "fed-norm-sgda"]
+
+
+def test_unfinished_walks_are_told_and_replayed(nine, tmp_path, monkeypatch):
+    """Devices stop at their time and send what they have, which the history says and a replay does."""
+    stopped_after(monkeypatch, 1, 3, 2, 9)
+    given = ("quorum.partial_work=50.0", "algorithms.fed-norm-sgda={eta=0.05, gamma=0.08}")
+    plan = plan_of(nine, *given, algorithms=RULES_CUT)
+    deployed(plan, Clients(plan, tmp_path / "nodes"), tmp_path / "real")
+    lines = [line for line in told(tmp_path / "real") if "steps" in line]
+    assert {line["algorithm"] for line in lines} == set(RULES_CUT)
+    assert {1, 2} <= {steps for line in lines for steps in line["steps"].values()}
+    assert_replays(tmp_path / "real")
+    simulated(plan_of(nine, *given, algorithms=RULES_CUT), tmp_path / "sim")  # where nobody is slow
+    assert not torch.equal(*(ends(tmp_path / run)["cdma-nc", "3.x"] for run in ("real", "sim")))
+
+
+def test_a_real_walk_ends_when_its_time_is_over(nine, tmp_path):
+    site = Site(plan_of(nine), 2, tmp_path)
+    header, _ = visit(site, call(site, seconds="0.0"))
+    assert header["steps"] == 1
+    header, up = visit(site, call(site, round=3, seconds="60.0"))
+    assert header["steps"] == 3
+    _, whole = visit(site, call(site, round=3))
+    assert torch.equal(up["z"].x, whole["z"].x)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1.0", "soon"])
+def test_a_time_that_cannot_be_is_refused(nine, tmp_path, seconds):
+    site = Site(plan_of(nine), 2, tmp_path)
+    with pytest.raises(wire.Refused, match="seconds must be a number from 0"):
+        visit(site, call(site, seconds=seconds))
+
+
+@pytest.mark.parametrize("steps", [0, 4, "2"])
+def test_steps_that_nobody_can_have_made_are_refused(nine, tmp_path, steps):
+    def answers(header, reply):
+        if header["client"] == 1:
+            reply.content = spoilt(reply, header={"steps": steps})
+        return [(0.0, reply)]
+
+    given = ("quorum={invite=4, partial_work=30.0, deadline=30.0}",)
+    plan = plan_of(nine, *given, algorithms=["cdma-nc"], rounds=1)
+    deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real")
+    assert told(tmp_path / "real")[0]["refused"] == {
+        "1": f"steps must be a whole number from 1 to 3, got {steps}"
+    }
+
+
 @pytest.mark.parametrize("cohorts", ["invited", "answered"])
 def test_other_cohorts_equal_the_simulator(nine, tmp_path, cohorts):
     given = (f"cohorts={cohorts}", "quorum.enough=2")
@@ -466,6 +532,54 @@ def test_bounded_steps_are_the_simulators(nine, tmp_path):
     simulated(plan_of(nine), tmp_path / "plain")
     plain, bounded = ends(tmp_path / "plain"), ends(tmp_path / "sim")
     assert not any(torch.equal(value, bounded[key]) for key, value in plain.items())
+
+
+WEIGHED = ("merge.weights=inverse_propensity", "sampling={strata=[0,1,0,1]}", "quorum.stratified=true")
+
+
+def test_weights_and_strata_are_the_simulators(nine, tmp_path):
+    plan = plan_of(nine, *WEIGHED, "quorum.enough=2")
+    deployed(plan, Clients(plan, tmp_path / "nodes"), tmp_path / "real")
+    simulated(plan_of(nine, *WEIGHED, "quorum.enough=2"), tmp_path / "sim")
+    assert_same_end(tmp_path / "real", tmp_path / "sim")
+    assert_replays(tmp_path / "real")
+
+
+def test_who_is_away_weighs_more_when_it_is_back(nine, tmp_path):
+    """Clients 0 and 1 are hardly ever online: it is known whose turn it was, and a replay weighs alike."""
+    plan = plan_of(nine, *WEIGHED[:1], "quorum.invite=2", algorithms=["cdma-one"], rounds=8)
+    grid = Clients(plan, tmp_path / "nodes")
+
+    def answers(header, reply):
+        grid.online = {2, 3} if header["round"] % 4 else {0, 1, 2, 3}
+        return [(0.0, reply)]
+
+    grid.answers = answers
+    deployed(plan, grid, tmp_path / "real")
+    assert_replays(tmp_path / "real")
+    away = [client for line in told(tmp_path / "real") for client in line.get("away", ())]
+    assert set(away) == {0, 1}
+    plain = plan_of(nine, "quorum.invite=2", algorithms=["cdma-one"], rounds=8)
+    grid = Clients(plain, tmp_path / "others")
+    grid.answers = answers
+    deployed(plain, grid, tmp_path / "plain")
+    assert not any("away" in line for line in told(tmp_path / "plain"))  # nobody needs to know
+
+
+def test_those_who_fail_are_made_up_for_by_their_own_stratum(nine, tmp_path):
+    def answers(header, reply):
+        error = Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=reply)
+        return [(0.0, error if header["client"] == 0 else reply)]
+
+    settings = (WEIGHED[1], WEIGHED[2], "quorum.invite=2", "quorum.enough=2")
+    plan = plan_of(nine, *settings, algorithms=["cdma-nc"], rounds=8)
+    deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real")
+    assert_replays(tmp_path / "real")
+    lines = told(tmp_path / "real")
+    assert all(sorted(client % 2 for client in line["used"]) == [0, 1] for line in lines)
+    short = [line for line in lines if 0 in line["lost"]]
+    assert short
+    assert all(2 in line["used"] for line in short)  # the other one of stratum 0
 
 
 @pytest.mark.parametrize("task", ["auc", "robust", "fair", "gan"])
@@ -865,8 +979,8 @@ def test_keys_are_private_and_can_be_added_to(tmp_path):
 @pytest.mark.parametrize("text", ["nowhere", ":9092", "host:", "host:0", "host:99999", "host:port", "host:²"])
 def test_addresses_are_checked(text):
     with pytest.raises(BadInput, match="HOST:PORT"):
-        deploy.parse_address(text, "--server")
-    assert deploy.parse_address("[::1]:9092", "--server") == ("::1", 9092)
+        files.parse_address(text, "--server")
+    assert files.parse_address("[::1]:9092", "--server") == ("::1", 9092)
 
 
 # --- the commands -------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from benchmarks import house
 EXCUSED = {
     "simulate.py:simulate": "its options are spelt out: they are the documentation",
     "simulate.py:make_study": "its options are spelt out: they are the documentation",
-    "app/python.py:sweep": "its options are spelt out: they are the documentation",
 }
 
 
@@ -35,7 +34,9 @@ SHARED = {
     "Entry": "a name of an experiment file: of algorithms, and of problems",
     "T": "a type of no matter what",
     "load": "what is in a file, made ready: an experiment's, and as fs.load a trained model's",
-    **dict.fromkeys(("export", "predict", "reproduce", "rescore", "sample"), "a command, and what it does"),
+    **dict.fromkeys(
+        ("board", "export", "predict", "reproduce", "rescore", "sample"), "a command, and what it does"
+    ),
     **dict.fromkeys(
         ("join", "local", "run", "serve", "sweep"), "a command, what it does, and what Flower does for it"
     ),

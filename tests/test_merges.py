@@ -193,10 +193,18 @@ def test_what_cannot_be_used_is_refused(settings, why):
         load("quadratic", settings=settings)
 
 
+EQUAL = {"weights": "equal", "most_weight": 10.0}
+
+
 def test_an_experiment_says_how_to_merge():
     plan = load("quadratic", settings=["merge.rule=trimmed_mean", "merge.trim=0.2", "merge.clip=3"])
     study = next(iter(plan.studies.values()))
     assert study.merge == Merge(TrimmedMean(0.2), 3.0)
-    assert plan.resolved["merge"] == {"rule": "trimmed_mean", "trim": 0.2, "clip": 3}
-    assert load("quadratic").resolved["merge"] == {"rule": "mean", "clip": None}
+    assert plan.resolved["merge"] == {"rule": "trimmed_mean", "trim": 0.2, "clip": 3, **EQUAL}
+    assert load("quadratic").resolved["merge"] == {
+        "rule": "mean",
+        "clip": None,
+        "weights": "equal",
+        "most_weight": 10.0,
+    }
     assert set(MERGES) == {"mean", "trimmed_mean", "median"}

@@ -40,7 +40,7 @@ def test_what_is_declared_is_what_is_given(name):
 
 def test_a_gan_that_inception_judges_declares_its_fid(monkeypatch):
     problem = fs.GAN(samples=100, judge="inception")
-    monkeypatch.setattr(fs.GAN, "_judge", lambda *_: (SimpleNamespace(probabilities=None), None))
+    monkeypatch.setattr(fs.GAN, "_judge", lambda *_: (SimpleNamespace(probabilities=None), {"": None}))
     monkeypatch.setattr(judges, "look", lambda judge, pictures, device: pictures.flatten(1))
     monkeypatch.setattr("fedsaddle.scores.moments", lambda features: None)
     monkeypatch.setattr("fedsaddle.scores.frechet_distance", lambda fake, real: 0.5)

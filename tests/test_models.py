@@ -225,6 +225,11 @@ def test_a_task_made_in_python_is_needed_to_load_its_model(tmp_path):
     with pytest.raises(BadInput, match="made in Python"):
         models.predict(run, "rows.csv", seed=0)
     assert torch.equal(fs.load(run, seed=1, task=Mine()).weight[0], point(run, 1).x)
+    some = {"rounds": 2, "quorum": fs.Quorum(invite=2), "progress": False}
+    whole = fs.run(Mine(), fs.CDMANC(eta=0.1, gamma=0.1), out=tmp_path / "whole", **some)
+    assert torch.equal(fs.load(whole.folder, task=Mine()).weight, whole.model().weight)
+    with pytest.raises(BadInput, match=r"made in Python, and no code.*task=task"):
+        fs.load(whole.folder)
     with pytest.raises(BadInput, match=r"the task has score; .* holds x"):
         fs.load(run, seed=0, task=fs.AUC())
 
@@ -471,6 +476,52 @@ def test_an_exported_model_gives_the_same_scores_without_fedsaddle(
     assert many == pytest.approx(own, abs=1e-6)
     assert one == pytest.approx(own[:1], abs=1e-6)
     assert features == ["amount", "still", "kind=card", "kind=cash", "kind=cheque"]
+
+
+OWN = """
+import torch
+from torch import nn
+import fedsaddle as fs
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.last = nn.Embedding(3, 2), nn.Linear(4, 1)
+
+    def forward(self, numbers, word):
+        return self.last(torch.cat([numbers, self.words(word)], 1)).squeeze(1)
+
+
+def mine():
+    table = {"a": torch.arange(60.0).view(30, 2) / 30, "word": ["x", "y", "z"] * 10, "b": torch.ones(30)}
+    loss = lambda x, y, batch: (x(batch["a"] / 2, batch["word"]) - batch["b"]) ** 2 + y - y**2
+    return fs.task(x=Two, y=1, loss=loss, data=fs.clients(table, count=3), name="mine")
+"""
+
+
+def test_a_task_of_one_s_own_is_exported_by_its_code(tmp_path, monkeypatch, capsys):
+    code, file = tmp_path / "mine.py", tmp_path / "mine.toml"
+    code.write_text(OWN)
+    file.write_text('problem.name = "mine.py:mine"\nname = "m"\nrounds = 2\nseeds = "0"\n'
+                    "quorum.invite = 2\nalgorithms.cdma-nc = {eta = 0.1, gamma = 0.1}\n")  # fmt: skip
+    run = fs.run(file, out=tmp_path / "run", code=[code], progress=False, report=False).folder
+    own = fs.load(run, code=[code])
+    inputs = torch.randn(7, 2), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    to = tmp_path / "model.pt2"
+    words = ("export", run, "--to", to, "--code", code)
+    assert fedsaddle(*words, monkeypatch=monkeypatch) == 0
+    assert "takes    input0 (row, 2) in float32; word (row) in int64" in capsys.readouterr().out
+    note = {"fedsaddle.json": ""}
+    module = torch.export.load(str(to), extra_files=note).module()
+    assert json.loads(note["fedsaddle.json"])["words"] == {"word": ["x", "y", "z"]}
+    for some in (inputs, [one[:1] for one in inputs]):
+        assert module(*some).sub(own(*some)).abs().max() < 1e-6
+    assert set(
+        unpacked(models.export(run, tmp_path / "m.safetensors", code=[code]).path.read_bytes())
+    ) == set(own.state_dict())
+    assert fedsaddle("export", run, "--to", to, monkeypatch=monkeypatch) == 2
+    assert "code=" in capsys.readouterr().err
 
 
 def test_safetensors_hold_the_scaling_and_what_it_is_for(run, tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from scipy import stats
 import fedsaddle as fs
 from fedsaddle import judges
 from fedsaddle.algorithms import ALGORITHMS
-from fedsaddle.app.reproduce import estimates, exhibits_named, experiment_of_trial, reproduce
+from fedsaddle.app.reproduce import exhibits_named, reproduce
 from fedsaddle.app.run import Silent, Way
 from fedsaddle.border.files import parse_seeds, read_tables
 from fedsaddle.border.sweeps import load_sweep
@@ -30,21 +31,14 @@ from fedsaddle.paper.claims import (
     SameFloats,
     ShorterMemory,
     Unmeasured,
+    corrected,
     rule_on,
 )
-from fedsaddle.paper.evidence import (
-    NOTHING_SPENT,
-    Evidence,
-    compare,
-    is_finished,
-    mean_interval,
-    median_interval,
-    share_interval,
-    sign_test,
-)
+from fedsaddle.paper.evidence import Evidence, at_the_end
 from fedsaddle.paper.exhibits import EXHIBITS
 from fedsaddle.paper.forms import FULL, QUICK
 from fedsaddle.paper.grids import GRIDS, refined, size
+from fedsaddle.paper.pace import estimates
 from fedsaddle.paper.trials import (
     COHORTS,
     CONTESTS,
@@ -55,8 +49,12 @@ from fedsaddle.paper.trials import (
     trials,
     winners_of,
 )
-from fedsaddle.report.reading import Evaluation, Lane, Series
+from fedsaddle.paper.winners import experiment_of_trial, winners_by
+from fedsaddle.report.paired import compare, mean_interval, median_interval, share_interval, sign_test
+from fedsaddle.report.reading import Evaluation, Happening, Lane, Run, Series
+from fedsaddle.report.spent import NOTHING_SPENT, is_finished
 from fedsaddle.report.statistics import area
+from fedsaddle.report.sweeps import Family, families_of
 from fedsaddle.sweep import settings, to_toml
 
 ROOT = Path(__file__).parent.parent
@@ -181,7 +179,7 @@ def test_the_panels_reach_as_far_as_they_say():
     ]
     assert (min(invited), max(invited)) == (4, 256)
     for panel in PANELS.values():
-        assert 2 <= len(spots_of(panel, QUICK)) <= 3
+        assert 3 <= len(spots_of(panel, QUICK)) <= len(panel.spots)
 
 
 def test_rounds_of_lanes_are_counted_with_halving():
@@ -246,7 +244,7 @@ def lane(seed, value, diverged="", floats=1000):
     return Lane(seed, points, {}, diverged)
 
 
-def made_up(tmp_path=Path(), **values):
+def made_up(tmp_path=Path(), meant=HIGH, **values):
     """Algorithms with these final values, one a seed; a value that is text is where a seed diverged."""
     series = {}
     for label, own in values.items():
@@ -255,7 +253,7 @@ def made_up(tmp_path=Path(), **values):
             for seed, value in enumerate(own)
         ]
         name = label.replace("_", "-")
-        series[name] = Series(name, lanes, len(lanes), 10, 0, {"m": HIGH, "validation_auc": HIGH})
+        series[name] = Series(name, lanes, len(lanes), 10, 0, {"m": meant, "validation_auc": HIGH})
     contest = Contest("auc-mnist", "auc", "MNIST", "validation_auc", ("m", "m"))
     return Evidence(contest, COHORTS[0], "tuned", series, NOTHING_SPENT, tmp_path)
 
@@ -334,6 +332,100 @@ def test_the_best_of_some():
     assert verdict_of(rule, made_up(a=around(0.92), b=around(0.8, 1), c=around(0.92, 2))).verdict == UNDECIDED
 
 
+def test_the_best_of_some_by_a_metric_that_is_better_low():
+    rule, low = BestAt(("a", "b"), ("c",)), Metric("low", rows="test")
+    found = made_up(meant=low, a=around(0.95), b=around(0.9, 1), c=around(0.92, 2))
+    assert verdict_of(rule, found)[:2] == (CONFIRMED, "b against c")
+
+
+def test_the_best_of_some_needs_them_all():
+    rule = BestAt(("a", "b"), ("c", "d"))
+    found = made_up(a=around(0.9), b=around(0.95, 1), c=around(0.92, 2))
+    assert verdict_of(rule, found).verdict == UNDECIDED
+
+
+def curve_of(seed, values):
+    points = [Evaluation(10 * at, 100 * at, 1.0 * at, {"m": value}) for at, value in enumerate(values)]
+    return Lane(seed, points, {}, "")
+
+
+def series_of(lanes, happened=()):
+    return Series("a", lanes, len(lanes), 100, 0, {"m": HIGH}, happened=list(happened))
+
+
+def test_the_end_is_the_last_fifth_of_the_rounds():
+    """One evaluation is luck where a run swings."""
+    swinging = curve_of(0, [0.5, *[0.9] * 7, 0.7, 0.9, 0.8])
+    assert at_the_end(swinging.points, "m") == pytest.approx((0.7 + 0.9 + 0.8) / 3)
+    assert at_the_end(swinging.points[:2], "m") == 0.9
+
+
+def test_a_seed_that_froze_above_chance_is_dead_unless_it_came_back():
+    frozen, back, alive = (
+        curve_of(seed, [0.5, 0.9, 0.86, end]) for seed, end in enumerate((0.86, 0.99, 0.86))
+    )
+    fell = [Happening(seed, 19, "collapsed", "its scores are all alike") for seed in (0, 1)]
+    found = replace(made_up(), series={"a": series_of([frozen, back, alive], fell)})
+    assert found.dead("m") == {"a": 1}
+
+
+def test_a_setting_with_a_frozen_seed_comes_after_those_without():
+    def tried(label, value, *fell):
+        happened = [Happening(seed, 5, "collapsed", "its scores are all alike") for seed in fell]
+        lanes = [lane(seed, value) for seed in (0, 1)]
+        return replace(series_of(lanes, happened), label=label, family="a")
+
+    some = [tried("a-0", 0.97, 1), tried("a-1", 0.9), tried("a-2", 0.5, 0)]
+    run = Run(Path(), {"sweep": {"by": "m"}, "algorithms": {}}, {"m": HIGH}, some, [])
+    (family,) = families_of(run)
+    assert [one.label for one in family.tried] == ["a-1", "a-0", "a-2"]
+
+
+def test_rulings_say_the_corrected_p_and_whose_settings_all_failed():
+    found = made_up(a=around(0.95), b=around(0.9, 2), c=around(0.9, 3))
+    tests = corrected([("a", "b"), ("a", "c")], found, "m", "final")
+    raw = compare("a", "b", found.values("m", "final"), HIGH, {}).p
+    ruling = verdict_of(Ahead(("a",), ("b", "c")), found)
+    closest = min(tests.values(), key=lambda one: one.effect)
+    assert ruling.p == closest.p >= raw > 0
+    lost = verdict_of(Ahead(("a",), ("b", "gone")), found)
+    assert (lost.verdict, lost.told) == (UNDECIDED, "a against b; no setting of gone survived")
+    few = verdict_of(Ahead(("a",), ("b",)), made_up(a=[0.9, 0.91], b=[0.8, 0.802]))
+    assert few.told.endswith("fewer than 3 seeds decide nothing")
+
+
+def test_memory_is_judged_by_fresh_seeds_of_the_best_of_equally_many(monkeypatch):
+    found = made_up(cdma_ada=around(0.9))
+    values = {"cdma-ada-rho-0": 0.0, "cdma-ada-rho-1-5": 0.2, "cdma-ada-rho-1-3": 1 / 3}
+
+    def with_ends(*ends):
+        some = made_up(**dict(zip([name.replace("-", "_") for name in values], ends, strict=True)))
+        each = {name: replace(one, setting={"rho": values[name]}) for name, one in some.series.items()}
+        monkeypatch.setattr("fedsaddle.paper.claims.by_memory", lambda _: replace(some, series=each))
+        return verdict_of(ShorterMemory(), found)
+
+    better = with_ends(around(0.9), around(0.93, 1), around(0.9, 2))
+    assert (better.verdict, better.told) == (
+        CONFIRMED,
+        "the best setting with rho 0.2 against the best with 1/3",
+    )
+    assert with_ends(around(0.9), around(0.9, 1), around(0.9, 2)).verdict == UNDECIDED
+    assert with_ends(around(0.8), around(0.8, 1), around(0.9, 2)).verdict == UNDECIDED  # "in some cases"
+
+    def tried(label, rho, value):
+        one = Series(label, [lane(0, value)], 1, 10, 0, {"m": HIGH})
+        return replace(one, setting={"rho": rho, "c": label}, family="cdma-ada")
+
+    some = [tried("x-0", 0.0, 0.7), tried("x-1", 0.0, 0.8), tried("x-2", 0.0, 0.99), tried("x-3", 1 / 3, 0.9)]
+    family = Family("cdma-ada", "m", HIGH, some[::-1])
+    entries = {name: {"algorithm": "cdma-ada", "rho": rho} for name, rho in values.items()}
+    chosen = winners_by("rho", entries, [family])
+    assert {name: own["c"] for name, own in chosen.items()} == {
+        "cdma-ada-rho-0": "x-0",  # one try of 1/3, so the first of 0
+        "cdma-ada-rho-1-3": "x-3",
+    }
+
+
 def test_equal_floats_are_counted():
     found = made_up(a=around(0.9), b=around(0.9))
     assert verdict_of(SameFloats(0.05), found).verdict == CONFIRMED
@@ -382,8 +474,13 @@ def test_the_page_has_every_exhibit_and_every_claim(whole):
         assert f"## {exhibit.title}\n" in text
     for claim in CLAIMS:
         assert f"| {claim.says} | {claim.where} |" in text
-    verdicts = re.findall(r"\*\*(confirmed|contradicted|undecided)\*\*", text)
+    short = text[text.index("## What the paper says") : text.index("## What waits for a GPU")]
+    verdicts = re.findall(r"\*\*(confirmed|contradicted|undecided)\*\*", short)
     assert sum(int(n) for n in re.findall(r"\d+", done.told)) == len(verdicts)
+    every = text[text.index("## All verdicts") :]
+    assert 0 < every.count("| tuned | independent |") < len(verdicts)  # those whose trials were run
+    assert re.search(r"\n\d+ more wait for their trials", every)
+    assert "`fedsaddle reproduce all --device cuda --minutes 9 --resume`" in text
     assert "CelebA was not run" in text
     for picture in re.findall(r"\]\((paper-[^)]+png)\)", text):
         assert (done.page.parent / picture).stat().st_size > 1000
@@ -433,12 +530,27 @@ def test_time_that_is_up_stops_it_and_it_goes_on(tmp_path):
     assert heard.lines[-1] == "stopped; go on with: fedsaddle reproduce table-1 --resume"
     assert (out / "rates" / "checkpoint.json").exists()
     assert not is_finished(out / "rates")
+    shutil.copytree(out, tmp_path / "another machine")
+    out = tmp_path / "another machine"
     done = reproduce(["table-1"], out=out, form=TINY, resume=True, way=Way(show=heard))
     assert done.code == 0
+    assert done.page.parent == out
     straight = reproduce(["table-1"], out=tmp_path / "other", form=TINY)
     rows = [(one / "rates" / "rounds.csv").read_bytes() for one in (out, tmp_path / "other")]
     assert rows[0] == rows[1]
     assert straight.told == done.told
+
+
+def test_what_cannot_be_written_or_computed_on_is_said_before_anything_runs(tmp_path):
+    (tmp_path / "file").touch()
+    for given, told in (
+        ({"out": tmp_path / "file"}, "cannot keep trials in"),
+        ({"out": tmp_path / "out", "page": tmp_path / "file" / "paper.md"}, "cannot write a page into"),
+        ({"out": tmp_path / "out", "device": "tpu"}, "device must be auto, cpu or cuda, got 'tpu'"),
+    ):
+        with pytest.raises(fs.BadInput, match=told):
+            reproduce(["table-1"], form=TINY, **given)
+    assert not (tmp_path / "out" / "rates").exists()
 
 
 @pytest.mark.parametrize(

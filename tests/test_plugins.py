@@ -284,7 +284,7 @@ def test_the_signature_of_a_function_is_a_schema(tmp_path):
         "problem.clients=0": "clients must be at least 1, got 0",
         "problem.kappa=0.5": "kappa must be at least 1, got 0.5",
         "problem.kappa=much": "problem.kappa: should be a valid number",
-        "problem.kapa=2.0": "did you mean 'kappa'? known: clients, kappa, sizes",
+        "problem.kapa=2.0": "did you mean 'kappa'? known: clients, kappa, name, sizes",
     }.items():
         with pytest.raises(BadInput) as refused:
             tasks(tmp_path, "task", setting)

@@ -25,7 +25,7 @@ SOURCE = ROOT / "src" / "fedsaddle"
 
 # Lower rooms know nothing of higher ones.
 FLOORS = [
-    {"errors", "exits", "core", "draws", "metric", "projections", "ranges", "scratch"},
+    {"errors", "exits", "core", "draws", "metric", "projections", "ranges", "rates", "scratch", "traces"},
     {
         "problem",
         "fleet",
@@ -42,6 +42,7 @@ FLOORS = [
         "mishaps",
         "steady",
         "strata",
+        "traces",
     },
     {"faults", "merges", "history"},
     {"algorithms", "problems"},
@@ -49,7 +50,7 @@ FLOORS = [
     {"simulate", "outcome"},
     {"runs", "environment", "sweep"},
     {"border", "report", "tensorboard"},
-    {"flower", "paper"},
+    {"flower", "paper", "board"},
     {"app"},
     {"cli"},
 ]

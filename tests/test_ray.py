@@ -24,7 +24,7 @@ from fedsaddle.engine.round import play
 from fedsaddle.engine.study import begin, points
 from fedsaddle.problem import Federation
 from test_runs import fedsaddle
-from zoo import ALGORITHMS, quadratic
+from zoo import ALGORITHMS, NEWER, quadratic
 
 # Looked for, not imported: the engine does that itself, to keep Ray on this machine.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
@@ -84,6 +84,17 @@ def test_those_who_answered_are_asked_by_ray_too(ray_of_two, problem):
     other, _ = run(fs.Vectorised(), ALGORITHMS["cdma-one"], problem=problem, cohorts="answered")
     for z, w in zip(points(one.server), points(other.server), strict=True):
         torch.testing.assert_close(z, w, rtol=1e-13, atol=1e-13)
+    assert (one.completed, one.clock, one.posted) == (other.completed, other.clock, other.posted)
+
+
+@pytest.mark.parametrize("name", ["codasca", "fed-norm-sgda", "drfa"])
+def test_unfinished_walks_and_common_chances_are_those_of_vectorised(name, ray_of_two, problem):
+    cut = {} if name == "drfa" else {"quorum": fs.Quorum(invite=6, minimum=2, partial_work=12.0)}
+    one, other = (
+        run(ask, (ALGORITHMS | NEWER)[name], problem=problem, **cut)[0]
+        for ask in (ray_of_two, fs.Vectorised())
+    )
+    torch.testing.assert_close(one.server.z, other.server.z, rtol=1e-13, atol=1e-13)
     assert (one.completed, one.clock, one.posted) == (other.completed, other.clock, other.posted)
 
 
@@ -185,7 +196,7 @@ class Wrong(fs.Quadratic):
 
 def test_a_mistake_in_the_work_is_no_death(ray_of_two):
     problem = Wrong(clients=12, dim_x=3, dim_y=4, here=os.getpid())
-    with pytest.raises(ZeroDivisionError, match="a mistake in the loss"):
+    with pytest.raises(fs.BadInput, match="ZeroDivisionError: a mistake in the loss"):
         run(ray_of_two, fs.CDMANC(0.01, 0.01, K=2), problem=problem)
 
 
@@ -320,7 +331,7 @@ def test_a_worker_answers_and_tells_when_its_memory_runs_out(monkeypatch):
     worker = Worker()
     assert worker.begin(problem, "cpu", None, False, False) == os.getpid()
     torch.set_num_threads(threads)
-    job = Job(study.algorithm, 0, 2, extent)
+    job = Job(study.algorithm, 0, 2, study.steady, False, extent)
     answers, news = worker.ask(job, arrays_of(visits.by_lane), arrays_of(visits.rest))
     assert "memory ran out" in news
     for name in expected.up:

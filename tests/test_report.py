@@ -809,8 +809,11 @@ def test_tables_sort_and_figures_are_saved(nine):
     assert (
         nine.ask("document.querySelector('#table th[aria-sort]').getAttribute('aria-sort')") == "descending"
     )
-    saved = nine.ask("[toSvg(document.getElementById('chart')), toCsv(curveRows())]")
+    told = "shown().map(one => [one.index, one.series.label])"
+    saved = nine.ask(f"[toSvg(document.getElementById('chart'), {told}), toCsv(curveRows())]")
     assert saved[0].startswith("<svg")
+    assert all(f">a{number}</text>" in saved[0] for number in range(9))  # with its key
+    assert "1 \u2212 test_auc, logarithmic</text>" in saved[0]  # and what its heights are
     assert "var(" not in saved[0]
     assert "NaN" not in saved[0]
     rows = list(csv.DictReader(saved[1].splitlines()))
@@ -848,6 +851,16 @@ def test_a_hostile_run_stays_text(browser, tmp_path):
     assert browser.ask("document.getElementById('title').textContent").strip() == HOSTILE.strip()
     assert browser.ask("document.images.length") == 0
     assert browser.ask("document.title") != "mine"
+    assert browser.console() == []
+
+
+def test_what_real_rows_have_is_said_and_the_page_goes_on(browser, tmp_path):
+    folder = write_run(tmp_path / "run", [("able", 0, 0, 0, 2.0), ("able", 0, 2, 9, 8.5)], metrics="f")
+    (folder / "real.json").write_text('{"f": 8.869}')
+    browser.look()
+    browser.open(write_report(read_runs([folder])))
+    assert "Real rows have 8.869 by" in browser.ask("document.getElementById('answer').textContent")
+    assert browser.ask("document.getElementById('footer').textContent") != ""
     assert browser.console() == []
 
 

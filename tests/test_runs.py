@@ -1,6 +1,7 @@
 """Runs survive: killed at any moment, damaged, diverged; resumed, they write the same bytes."""
 
 import csv
+import errno
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import load_file
 
@@ -25,6 +27,7 @@ from fedsaddle.engine import machine
 from fedsaddle.engine.executors.vectorised import Vectorised
 from fedsaddle.engine.study import Lost
 from fedsaddle.report import read_runs
+from fedsaddle.runs import files
 
 ARGUMENTS = [
     "run",
@@ -71,10 +74,11 @@ def result(folder: Path) -> dict[str, str]:
 
 def test_a_strangers_file_is_not_cleared_away(half, monkeypatch):
     (half / "notes.part").write_text("mine")
-    (half / "checkpoint.json.part").write_text("half a checkpoint")
+    for name in ("checkpoint.json.part", ".tmpAbCd12"):  # the second is what safetensors begins to write
+        (half / name).write_text("half a file")
     assert fedsaddle(*ARGUMENTS, f"--out={half}", "--resume", monkeypatch=monkeypatch) == 0
     assert (half / "notes.part").read_text() == "mine"
-    assert not (half / "checkpoint.json.part").exists()
+    assert not {".tmpAbCd12", "checkpoint.json.part"} & {path.name for path in half.iterdir()}
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -134,6 +138,24 @@ def test_killed_at_random_moments_and_resumed_it_writes_the_same_bytes(whole, tm
     assert kills >= 3  # the last may come too late on a machine that is busy elsewhere
     finish(start(folder, "--resume"))
     assert result(folder) == result(whole)
+
+
+def test_tensors_are_written_as_a_file_that_is_whole_or_not_there(tmp_path, monkeypatch):
+    tensors = {"b": torch.arange(5), "a": torch.ones(2, 3)}
+    expected = hashlib.sha256(safetensors.torch.save(tensors)).hexdigest()
+    (tmp_path / "other").touch()
+    assert files.write_tensors(tmp_path / "one", tensors) == expected
+    assert (tmp_path / "one").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+    def full(*given):
+        raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(files, "save_file", full)
+    with pytest.raises(OSError, match="No space left") as error:
+        files.write_tensors(tmp_path / "one", {})
+    assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(tmp_path / "one"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"]
+    files.verify(tmp_path / "one", expected)  # the old one
 
 
 # Dies without a word at the n-th time that data are put on the disk: before it, in the middle of writing,

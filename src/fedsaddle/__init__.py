@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         CDMANC,
         CDMAONE,
         CODASCA,
+        DRFA,
         FESSGDA,
         FGDA,
         FSGDA,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
         FedAvgM,
         FedGDAGT,
         FedNest,
+        FedNormSGDA,
+        FedNormSGDAPlus,
         FeDualEx,
         LocalSGDAPlus,
         MomentumLocalSGDA,
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
     from fedsaddle.engine.executors.loop import Loop
     from fedsaddle.engine.executors.ray import Ray
     from fedsaddle.engine.executors.vectorised import Vectorised
+    from fedsaddle.engine.stationarity import Stationarity
     from fedsaddle.errors import BadInput, Notice
     from fedsaddle.faults import Faults
     from fedsaddle.fleet import Dropout, Everybody, Latency, Paper, Quorum, Trace
@@ -106,6 +110,7 @@ __all__ = [
     "CDMANC",
     "CDMAONE",
     "CODASCA",
+    "DRFA",
     "FESSGDA",
     "FGDA",
     "FSGDA",
@@ -137,6 +142,8 @@ __all__ = [
     "FedAvgM",
     "FedGDAGT",
     "FedNest",
+    "FedNormSGDA",
+    "FedNormSGDAPlus",
     "Federation",
     "Free",
     "Gradients",
@@ -173,6 +180,7 @@ __all__ = [
     "ServerEG",
     "ServerOGDA",
     "Simplex",
+    "Stationarity",
     "Steady",
     "StepSize",
     "Swept",
@@ -204,9 +212,9 @@ __all__ = [
 _HOMES = {
     name: f"fedsaddle.{home}"
     for home, names in {
-        "algorithms": "ALGORITHMS CDMAADA CDMANC CDMAONE CODAPlus CODASCA CatalystScaffoldS "
+        "algorithms": "ALGORITHMS CDMAADA CDMANC CDMAONE CODAPlus CODASCA CatalystScaffoldS DRFA "
         "ExtraStep LocalSGDAPlus ParallelSGDA FESSGDA FGDA FSGDA SAGDA AdaFGDA FeDualEx FedAvgM FedGDAGT "
-        "FedNest MomentumLocalSGDA ProxSkipVIP ServerEG ServerOGDA",
+        "FedNest FedNormSGDA FedNormSGDAPlus MomentumLocalSGDA ProxSkipVIP ServerEG ServerOGDA",
         "app.models": "load",
         "app.python": "Swept run sweep",
         "checks": "Checks",
@@ -217,6 +225,7 @@ _HOMES = {
         "engine.executors.loop": "Loop",
         "engine.executors.ray": "Ray",
         "engine.executors.vectorised": "Vectorised",
+        "engine.stationarity": "Stationarity",
         "errors": "BadInput Notice",
         "faults": "Faults",
         "fleet": "Dropout Everybody Latency Paper Quorum Trace",

@@ -1,3 +1,5 @@
+"""`python -m fedsaddle`, the command line."""
+
 from fedsaddle.cli import main
 
 main()

@@ -58,11 +58,14 @@ class Checks:
 
 
 def origin(name: str, like: Pair, sent: Message) -> Pair:
-    """What an update is counted from: what was sent under its name, or zero."""
-    there = sent.get(name)
-    if there is None or any(a.shape[-1] != b.shape[-1] for a, b in zip(there, like, strict=True)):
-        return zeros_like(like)
-    return there
+    """What an update is counted from, player by player: what was sent under its name, or zero."""
+    blank, there = zeros_like(like), sent.get(name)
+    if there is None:
+        return blank
+    x, y = (
+        begin if begin.shape[-1] == zero.shape[-1] else zero for begin, zero in zip(there, blank, strict=True)
+    )
+    return Pair(x, y)
 
 
 def norm(pair: Pair) -> Tensor:

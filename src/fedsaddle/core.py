@@ -105,12 +105,16 @@ class Turn(NamedTuple):
 
     t: Tensor  # rounds completed before this one
     share: Tensor  # S / N, the part of all clients whose answers are being merged
+    steps: Tensor  # the local steps behind an answer, on average
+    chance: Tensor  # U[0, 1), that of the phase's clients too
 
 
 class Client(Protocol):
     """An oracle for one client in one phase. The engine makes it; an algorithm only asks."""
 
     t: Tensor  # rounds completed before this one
+    steps: Tensor  # local steps that this visit makes; where its walk may be cut short, known after it
+    chance: Tensor  # U[0, 1), the same for all clients of this phase
     kept: Any  # the Pair this client kept, for an algorithm with `remember`; None otherwise
 
     def grad(self, z: Pair, xi: Any) -> Pair:
@@ -127,6 +131,9 @@ class Client(Protocol):
 
         What moves is a Pair, or a NamedTuple with a Pair z; after each step that is projected.
         """
+
+    def normalised(self, start: Pair, end: Pair) -> Pair:
+        """Where a walk would have ended with all of its steps: one that was cut short, as much farther on."""
 
     def project(self, z: Pair) -> Pair:
         """The nearest point that the problem allows, for a rule that looks at points beside its walk."""
@@ -178,6 +185,7 @@ class Phase:
     merge: Callable[..., Any]  # (server, turn, **mean of the answers) -> server
     steps: int | Callable[[float], int] = 0  # local steps, or a rule for chance ~ U[0, 1) of a lane and round
     batches: int = 1  # minibatches a local step draws
+    partial: bool = False  # whether walks may be cut short: then it goes by client.steps or client.normalised
 
     @property
     def varied(self) -> bool:

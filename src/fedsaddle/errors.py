@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -72,6 +73,11 @@ def check_count(name: str, value: object, least: int = 1, most: int = MOST) -> N
 
 def check_seed(name: str, value: object) -> None:
     check_count(name, value, least=0, most=2**63 - 1)
+
+
+def check_device(name: str) -> None:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name):
+        raise BadInput(f"device must be auto, cpu or cuda, got '{name}'")
 
 
 def without_effect(one: Any, why: Mapping[str, str]) -> list[str]:

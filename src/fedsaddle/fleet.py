@@ -8,13 +8,11 @@ invited client takes to answer; infinitely long if it never does. Every fleet is
 
 from __future__ import annotations
 
-import csv
 import enum
-import hashlib
-import io
 import math
 import warnings
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
@@ -26,6 +24,8 @@ from fedsaddle import draws
 from fedsaddle.core import Count, Range
 from fedsaddle.errors import MOST, BadInput, Notice, without_effect
 from fedsaddle.ranges import Delay, Duration, Rate, check
+from fedsaddle.rates import ClientRates, by_stratum, check_each, rate_of
+from fedsaddle.traces import read_trace, whole_spans
 
 NEVER = math.inf
 
@@ -46,7 +46,7 @@ class Settled(NamedTuple):
     late: list[int]  # answered, but not to be used: too late, or in vain
     seconds: float  # from the invitation to the decision
     verdict: Verdict
-    answered: int  # good answers that were there when it was decided
+    answered: int  # good answers that counted when it was decided
     refused: list[int]  # answers that were there, and bad
 
 
@@ -60,6 +60,8 @@ class Quorum:
     deadline: Duration | None = None  # seconds after which the minimum is enough
     grace: Delay = 0.0  # seconds after the deadline in which the minimum may still be reached
     collect: Count | None = None  # S^ of phases without local steps, if it is another
+    partial_work: Duration | None = None  # seconds after which a device sends the steps that it has made
+    stratified: bool = False  # of each stratum, wait for its share of the S_t
 
     def __post_init__(self) -> None:
         check(self)
@@ -72,6 +74,10 @@ class Quorum:
             )
         if self.grace and self.deadline is None:
             raise BadInput("grace begins at the deadline: give a deadline too")
+        if self.deadline is not None and (self.partial_work or 0) > self.deadline:
+            raise BadInput(
+                f"partial_work must be at most deadline ({self.deadline:g}), got {self.partial_work:g}"
+            )
         if self.collect is not None and self.collect < self.minimum:
             raise BadInput(f"collect must be at least minimum ({self.minimum}), got {self.collect}")
 
@@ -103,8 +109,29 @@ class Quorum:
             return Verdict.ABANDON
         return Verdict.WAIT
 
-    def settle(self, delays: list[float], bad: Collection[int] = ()) -> Settled:
+    def seats(self, strata: Sequence[int], word: int = 0) -> Counter[int]:
+        """How many answers are used of each stratum, of which these were invited: its share of the S_t.
+
+        Parts of a seat go round by a random word, so that every stratum has its share on average.
+        """
+        invited, taken, so_far = Counter(strata), 0, 0
+        seats: Counter[int] = Counter()
+        for stratum in sorted(invited):
+            so_far += invited[stratum]
+            upto = (min(self.wanted, len(strata)) * so_far + word % len(strata)) // len(strata)
+            seats[stratum], taken = upto - taken, upto
+        return seats
+
+    def settle(
+        self,
+        delays: list[float],
+        bad: Collection[int] = (),
+        strata: Sequence[int] = (),
+        seats: Mapping[int, int] | None = None,
+    ) -> Settled:
         """Play the arrivals in order until there is a verdict. Answers from `bad` places are refused.
+
+        With `seats` for the strata of the places, an answer whose stratum has none left is late.
 
         Without a deadline nobody waits for clients that never answer: a simulation knows when the last
         answer has come. A real server does not, and should be given a deadline.
@@ -113,20 +140,22 @@ class Quorum:
         moments = {delay for delay, _ in arrivals}
         if self.deadline is not None:
             moments |= {self.deadline, self.deadline + self.grace}
-        here, good, moment, verdict = 0, 0, 0.0, Verdict.ABANDON
+        here, moment, verdict, good, free = 0, 0.0, Verdict.ABANDON, list[int](), Counter(seats)
         for moment in sorted(moments):
             while here < len(arrivals) and arrivals[here][0] <= moment:
-                good += arrivals[here][1] not in bad
-                here += 1
+                place, here = arrivals[here][1], here + 1
+                if place not in bad and (seats is None or free[strata[place]] > 0):
+                    good.append(place)
+                    free.subtract(strata[place : place + 1])
             never = self.deadline is None and here == len(arrivals)
-            verdict = self.verdict(good, 0 if never else len(delays) - here, moment)
+            verdict = self.verdict(len(good), 0 if never else len(delays) - here, moment)
             if verdict is not Verdict.WAIT:
                 break
         places = [place for _, place in arrivals]
         refused = [place for place in places[:here] if place in bad]
-        others = [place for place in places if place not in refused]
-        used = min(good, self.wanted) if verdict is Verdict.GO else 0
-        return Settled(others[:used], others[used:], moment, verdict, good, refused)
+        used = good[: self.wanted] if verdict is Verdict.GO else []
+        late = [place for place in places if place not in (*refused, *used)]
+        return Settled(used, late, moment, verdict, len(good), refused)
 
 
 # --- invitations --------------------------------------------------------------------------------------
@@ -188,6 +217,8 @@ class Fleet(Protocol):
     """How the clients of a fleet answer.
 
     If it is `once_a_round`, those who answered in a round answer in it again, where cohorts are `answered`.
+    If devices wait before they begin, `begun(delays)` says how long; without it, they begin at once.
+    It may be `tied` to the clients' data, by a function that gives each client's stratum by a column.
     """
 
     def check(self, clients: int) -> None:
@@ -199,19 +230,6 @@ class Fleet(Protocol):
 
 def _key(seeds: Tensor, round: int, phase: int, clients: Tensor) -> Tensor:
     return draws.key(draws.FLEET, seeds[:, None], round, phase, clients)
-
-
-def _check_each(name: str, rates: float | tuple[float, ...], clients: int) -> None:
-    if isinstance(rates, tuple) and len(rates) != clients:
-        raise BadInput(
-            f"{name} must be one number or one for each of the {clients} clients, got {len(rates)}"
-        )
-
-
-def _each(rates: float | tuple[float, ...], clients: Tensor) -> Tensor:
-    """The rate of each client, where all have the same or each its own."""
-    values = torch.tensor(rates, dtype=torch.float64)
-    return values[clients] if values.dim() else values
 
 
 @dataclass(frozen=True)
@@ -250,19 +268,22 @@ class Paper:
 class Dropout:
     """Each client fails to answer with a rate of its own; the others take one second."""
 
-    rate: Rate | tuple[Rate, ...] = 0.3  # one for all, or one for each client
+    rate: ClientRates = 0.3
 
     def __post_init__(self) -> None:
         if isinstance(self.rate, list):
             object.__setattr__(self, "rate", tuple(self.rate))
         check(self)
 
+    def tied(self, strata: Callable[[str], Tensor]) -> Dropout:
+        return replace(self, rate=by_stratum("rate", self.rate, strata))
+
     def check(self, clients: int) -> None:
-        _check_each("rate", self.rate, clients)
+        check_each("rate", self.rate, clients)
 
     def delays(self, seeds: Tensor, round: int, phase: int, clients: Tensor, now: list[float]) -> Tensor:
         luck = draws.uniform(_key(seeds, round, phase, clients), 1).squeeze(-1)
-        return torch.where(luck < _each(self.rate, clients), NEVER, 1.0).to(torch.float64)
+        return torch.where(luck < rate_of(self.rate, clients), NEVER, 1.0).to(torch.float64)
 
 
 @dataclass(frozen=True)
@@ -271,7 +292,7 @@ class Latency:
 
     median: Duration = 10.0  # seconds, of a fast device
     spread: Annotated[float, Range(least=0, most=10)] = 0.5  # standard deviation of the delay's logarithm
-    slow: Rate | tuple[Rate, ...] = 0.3  # the part of clients on slow devices; or the chance for each client
+    slow: ClientRates = 0.3  # the part of clients on slow devices, or the chance that one is
     slowdown: Annotated[float, Range(above=0, most=MOST)] = 4.0  # how much longer these take
     dropout: Rate = 0.0  # the rate at which any client does not answer at all
 
@@ -279,6 +300,9 @@ class Latency:
         if isinstance(self.slow, list):
             object.__setattr__(self, "slow", tuple(self.slow))
         check(self)
+
+    def tied(self, strata: Callable[[str], Tensor]) -> Latency:
+        return replace(self, slow=by_stratum("slow", self.slow, strata))
 
     @property
     def notes(self) -> list[str]:
@@ -288,11 +312,11 @@ class Latency:
         return without_effect(self, {} if self.slow else {"slowdown": "slow is 0"})
 
     def check(self, clients: int) -> None:
-        _check_each("slow", self.slow, clients)
+        check_each("slow", self.slow, clients)
 
     def delays(self, seeds: Tensor, round: int, phase: int, clients: Tensor, now: list[float]) -> Tensor:
         device = draws.uniform(draws.key(draws.DEVICE, seeds[:, None], clients), 1).squeeze(-1)
-        slow = device < _each(self.slow, clients)
+        slow = device < rate_of(self.slow, clients)
         median = self.median * (1 + (self.slowdown - 1) * slow.to(torch.float64))
         key = _key(seeds, round, phase, clients)
         delay = median * torch.exp(self.spread * draws.normal(draws.fold(key, 0), 1).squeeze(-1))
@@ -323,7 +347,9 @@ class Trace:
         period = max(end for client in spans.values() for _, end in client)
         # Three laps hold every span that begins within a lap from now, whole.
         laps = {
-            client: _joined([(start + n * period, end + n * period) for n in range(3) for start, end in own])
+            client: whole_spans(
+                [(start + n * period, end + n * period) for n in range(3) for start, end in own]
+            )
             for client, own in spans.items()
         }
         object.__setattr__(self, "laps", laps)
@@ -348,6 +374,10 @@ class Trace:
             [[self.delay(i, clock) for i in lane] for lane, clock in lanes], dtype=torch.float64
         )
 
+    def begun(self, delays: Tensor) -> Tensor:
+        """When a device that answers then has begun."""
+        return delays - self.seconds
+
     def delay(self, client: int, now: float) -> float:
         moment = now % self.period
         for start, end in self.laps.get(client, []):
@@ -356,47 +386,6 @@ class Trace:
             if always or moment + wait + self.seconds <= end + 1e-9:
                 return wait + self.seconds
         return NEVER
-
-
-def read_trace(path: Path) -> tuple[dict[int, list[tuple[float, float]]], str]:
-    """The times each client is reachable, in order, with touching ones joined; and the file's SHA-256."""
-    try:
-        data = path.read_bytes()
-        lines = list(csv.reader(io.StringIO(data.decode("utf-8-sig"), newline="")))
-    except OSError as error:
-        raise BadInput(f"cannot read the trace {path}: {error.strerror}") from None
-    except (ValueError, csv.Error):  # also a path that no file can have
-        raise BadInput(f"cannot read the trace {path}: it is not a CSV text file") from None
-    if not lines or [name.strip() for name in lines[0]] != ["client", "start", "end"]:
-        raise BadInput(f"{path}: the first line must be client,start,end")
-    found: dict[int, list[tuple[float, float]]] = {}
-    for number, line in enumerate(lines[1:], start=2):
-        if not line:
-            continue
-        try:
-            client, start, end = int(line[0]), float(line[1]), float(line[2])
-            ok = len(line) == 3 and client >= 0 and 0 <= start < end < math.inf
-        except (ValueError, IndexError):
-            ok = False
-        if not ok:
-            raise BadInput(
-                f"{path}, line {number}: expected a client and 0 <= start < end, got {','.join(line)}"
-            )
-        found.setdefault(client, []).append((start, end))
-    if not found:
-        raise BadInput(f"{path}: no client is ever reachable")
-    spans = {client: _joined(sorted(own)) for client, own in found.items()}
-    return spans, hashlib.sha256(data).hexdigest()
-
-
-def _joined(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    joined = [spans[0]]
-    for start, end in spans[1:]:
-        if start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined
 
 
 FLEETS = {

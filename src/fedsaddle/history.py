@@ -10,13 +10,16 @@ answers fail. `used` is in the order in which answers were accepted. A client is
 (answered, but not to be used), refused (with the reason) and lost (never answered); one in none of them still
 owed its answer when the line was written. `duplicate`, if it is there, names clients whose answer came twice.
 `overdue`, if it is there, names clients whose answer to this phase of an earlier round came only now.
+`away`, if it is there, names clients that were passed over, in whose turn others were invited: they were not
+online, or still owed an answer.
+`steps`, if it is there, says how many local steps those in `used` have made whose walks were cut short.
 An abandoned phase is the last of its round and uses nothing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,6 +40,8 @@ class Gathering(NamedTuple):
     duplicate: list[int]
     answered: int = 0  # good answers that were there when it was decided
     overdue: Sequence[int] = ()  # whose answers to an earlier round came only now; counted as late
+    steps: Mapping[int, int] = {}  # of those used, whose walks were cut short: to so many
+    away: Sequence[int] = ()  # who would have been invited, and could not be
 
 
 class Told(NamedTuple):
@@ -69,6 +74,10 @@ def line(told: Told) -> str:
         entry["duplicate"] = own.duplicate
     if own.overdue:
         entry["overdue"] = list(own.overdue)
+    if own.steps:
+        entry["steps"] = {str(client): steps for client, steps in own.steps.items()}
+    if own.away:
+        entry["away"] = list(own.away)
     return json.dumps(entry, allow_nan=False) + "\n"
 
 
@@ -155,6 +164,8 @@ FIELDS = {
     "verdict": str,
     "duplicate": list,
     "overdue": list,
+    "steps": dict,
+    "away": list,
 }
 
 
@@ -166,7 +177,7 @@ def _told(text: str, rules: dict[str, Rules]) -> Told:
         raise _Broken("it is not JSON") from None
     if not isinstance(entry, dict):
         raise _Broken("it is not an object")
-    entry = {"duplicate": [], "overdue": [], **entry}
+    entry = {"duplicate": [], "overdue": [], "steps": {}, "away": [], **entry}
     for key in {*entry, *FIELDS}:
         if key not in entry:
             raise _Broken(f"'{key}' is missing")
@@ -198,22 +209,31 @@ def _told(text: str, rules: dict[str, Rules]) -> Told:
         Verdict(entry["verdict"]),
         entry["duplicate"],
         overdue=tuple(entry["overdue"]),
+        steps={_client(key): steps for key, steps in entry["steps"].items()},
+        away=tuple(entry["away"]),
     )
     _obeys(own, rule, rule.quorums[entry["phase"]])
     return Told(entry["algorithm"], entry["seed"], entry["round"], entry["phase"], own)
 
 
 def _obeys(own: Gathering, rule: Rules, quorum: Quorum) -> None:
-    for client in [*own.invited, *own.overdue]:
+    for client in [*own.invited, *own.overdue, *own.away]:
         if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < rule.clients:
             raise _Broken(f"{str(client)[:30]} is not one of the {rule.clients} clients")
-    _once("invited", own.invited)
+    _once("in invited and away together", [*own.invited, *own.away])
     became = [*own.used, *own.late, *own.refused, *own.lost]
     for client in [*became, *own.duplicate]:
         if isinstance(client, bool) or not isinstance(client, int) or client not in own.invited:
             raise _Broken(f"client {str(client)[:30]} was not invited")
     _once("in used, late, refused and lost together", became)
     _once("in duplicate", own.duplicate)
+    for client, steps in own.steps.items():
+        if client not in own.used:
+            raise _Broken(f"steps of client {client}, whose answer was not used")
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise _Broken(f"client {client} made {str(steps)[:30]} steps")
+        if quorum.partial_work is None:
+            raise _Broken(f"the walk of client {client} was cut short, and partial_work is not set")
     if own.verdict is Verdict.ABANDON and own.used:
         raise _Broken("an abandoned phase uses nothing")
     if own.verdict is Verdict.GO and not quorum.minimum <= len(own.used) <= quorum.wanted:
@@ -231,7 +251,7 @@ def _once(where: str, clients: Iterable[int]) -> None:
 
 def _client(key: str) -> int:
     if not key.isascii() or not key.isdecimal() or len(key) > 18:
-        raise _Broken(f"'{key[:30]}' in refused is not a client")
+        raise _Broken(f"'{key[:30]}' is not a client")
     return int(key)
 
 

@@ -6,20 +6,25 @@ different numbers of them share one computation, and it can be recorded on a GPU
 
 Clipping comes before the rule: an answer's update (see `checks`), x and y of one name together, is scaled
 down to at most a norm. An answer that is within the norm keeps its bits.
+
+Weighting comes between the two: an update counts so many times, in a mean. Where those who answer hold other
+data than those who do not, the mean of the answers is that of another objective; with weights by the inverse
+of each client's chance to be used (`engine.propensity`) it is the one that was asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedsaddle.checks import Norms, check_kinds, origin
-from fedsaddle.core import Message, Range
+from fedsaddle.core import Message, Pair, Range
+from fedsaddle.errors import BadInput, shown, without_effect
 from fedsaddle.ranges import check
 from fedsaddle.steady import no_further
 
@@ -86,16 +91,37 @@ def _sorted(answers: Tensor, there: Tensor) -> Tensor:
     return torch.where(there[..., None], answers, torch.nan).sort(-2).values
 
 
+Weights = Literal["equal", "inverse_propensity"]
+
+
 @dataclass(frozen=True)
 class Merge:
-    """A rule, and how far one answer may go."""
+    """A rule, how far one answer may go, and how much it counts."""
 
     rule: Rule = Mean()
     clip: Norms | None = None  # the norm that updates are scaled down to
+    weights: Weights = "equal"
+    most_weight: Annotated[float, Range(least=1, most=1e6)] = 10.0  # of one answer; those above are this
 
     def __post_init__(self) -> None:
         check(self)
         check_kinds("clip", self.clip)
+        if self.weights not in get_args(Weights):
+            raise BadInput(f"weights must be 'equal' or 'inverse_propensity', got {shown(self.weights)}")
+        if self.weighted and not isinstance(self.rule, Mean):
+            raise BadInput(
+                f"weights = '{self.weights}' goes with the rule mean: to the others an answer that counts "
+                "more is one that lies"
+            )
+
+    @property
+    def weighted(self) -> bool:
+        return self.weights != "equal"
+
+    @property
+    def notes(self) -> list[str]:
+        """What was asked for and has no effect."""
+        return [] if self.weighted else without_effect(self, {"most_weight": "all answers weigh the same"})
 
 
 MEAN = Merge()
@@ -106,6 +132,29 @@ def clipped(up: Message, sent: Message, limits: Mapping[str, float]) -> Message:
     result = dict(up)
     for name in up.keys() & limits.keys():
         result[name] = no_further(origin(name, up[name], sent), up[name], limits[name])
+    return result
+
+
+def weighted(up: Message, sent: Message, weight: Tensor, kinds: Mapping[str, str]) -> Message:
+    """Answers whose updates count so many times; the mean over them is the weighted one.
+
+    Control variates count once: what a server adds up of them is to be the mean of what clients keep.
+    """
+    result = dict(up)
+    for name, pair in up.items():
+        if kinds[name] == "control variates":
+            continue
+        if kinds[name] == "parameters" and name not in sent:
+            raise BadInput(
+                f"weights are of updates, and where the parameters '{name}' began is not known: send them "
+                f"down as '{name}' too, or say merge.weights = 'equal'"
+            )
+        start, times = origin(name, pair, sent), weight[..., None]
+        x, y = (
+            torch.where(times == 1, whole, begin + times.to(whole.dtype) * (whole - begin))
+            for begin, whole in zip(start, pair, strict=True)
+        )
+        result[name] = Pair(x, y)
     return result
 
 

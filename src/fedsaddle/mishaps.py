@@ -15,16 +15,17 @@ from torch import Tensor, nn
 from fedsaddle.errors import BadInput
 
 # What PyTorch says under maps and gradients, and what it means. (What it says of values is the engine's.)
+IN_PLACE = "changes in place what it is given, or what its module keeps; let it make new values"
 MEANT = {
-    "in-place operation": "changes in place what it is given, or what its module keeps; let it make new "
-    "values",
-    "have storage": "computes outside PyTorch, as NumPy does, which many clients at once cannot: write it in "
-    "PyTorch, or use --engine loop, executor=Loop()",
+    "in-place operation": IN_PLACE,
+    "modified inplace": IN_PLACE,
+    "have storage": "computes outside PyTorch, as NumPy does, where no gradient can follow: write it in "
+    "PyTorch",
     "not require grad": "asks autograd, which has nothing to go by here: take gradients by torch.func.grad",
     "Batching rule not implemented": "has an operation that PyTorch cannot compute for many clients at once: "
     "leave it out, or use --engine loop, executor=Loop()",
 }
-OURS = {"fedsaddle", "torch", "ray", "flwr", *sys.stdlib_module_names} - {"__main__"}
+NOT_THEIRS = {"fedsaddle", "torch", "ray", "flwr", *sys.stdlib_module_names} - {"__main__"}
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
@@ -38,7 +39,7 @@ def out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def _is_engines(error: Exception) -> bool:
+def is_engines(error: Exception) -> bool:
     """Whether the engine knows what to do: with values in a map, with a recording, or without memory."""
     text = str(error)
     known = text.startswith("vmap:") or "CUDA" in text or "captur" in text
@@ -50,7 +51,7 @@ def place_of(error: BaseException) -> str:
     frames = [
         (frame, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in OURS
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in NOT_THEIRS
     ]
     own = [one for one in frames if not any(part in one[0].f_code.co_filename for part in INSTALLED)]
     if not frames:
@@ -92,11 +93,11 @@ def told_in_a_line(who: str, about: Callable[[], str] = str) -> Iterator[None]:
     except BadInput:
         raise
     except Exception as error:
-        if _is_engines(error):
+        if is_engines(error):
             raise
         meant = next((means for said, means in MEANT.items() if said in str(error)), None)
         if meant is not None:
-            raise BadInput(f"{who} {meant}{place_of(error)}") from error
+            raise BadInput(f"{who}{place_of(error)} {meant}") from error
         raise BadInput(f"{who} failed{place_of(error)}{about()}: {in_words(error)}") from error
 
 

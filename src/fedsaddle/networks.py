@@ -112,15 +112,14 @@ def _check_layers(network: nn.Module) -> None:
         if isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats):
             raise BadInput(
                 f"{called} keeps running means, which no client sends, and counts rows that only pad a "
-                "batch: use GroupNorm or LayerNorm, or fedsaddle.networks.BatchNorm, which is told the rows' "
-                "weights"
+                "batch: use GroupNorm or LayerNorm, or fedsaddle.networks.BatchNorm, which goes by the batch "
+                "and is called with its rows' weights, batch.weight"
             )
         rate = getattr(layer, "p", 0) if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0)
         if isinstance(layer, nn.RReLU) or (isinstance(rate, int | float) and rate > 0):
             raise BadInput(
                 f"{called} draws random numbers of its own, so two gradients on the same rows would differ: "
-                "leave it out (its rate may be 0), or draw a mask in the loss by "
-                "fedsaddle.draws.uniform(xi.key, ...)"
+                "leave it out (its rate may be 0), or draw a mask in the loss by batch.uniform(...)"
             )
 
 

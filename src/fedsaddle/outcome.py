@@ -110,9 +110,9 @@ class Outcome:
         told = []
         for name in dict.fromkeys(self.names):
             ends = {row.seed: row for row in self.rows if self.names[row.lane] == name}
-            metric = next(iter(self.rows[0].metrics))
+            metric = next(iter(self.rows[0].metrics)) if ends else ""
             values = [row.metrics[metric] for row in ends.values()]
-            mean = f", {metric} {sum(values) / len(values):.4g}" if values else ""
+            mean = f", {metric} {sum(values) / len(values):.4g}" if values else ", diverged where it starts"
             reached = max((row.round for row in ends.values()), default=0)
             seeds = self.names.count(name)
             told.append(f"{name}: {seeds} seed{'s' * (seeds > 1)}, {reached} rounds{mean}")

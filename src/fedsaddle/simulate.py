@@ -21,6 +21,7 @@ from fedsaddle.engine import machine
 from fedsaddle.engine.compile.cuts import NEARLY_ALL
 from fedsaddle.engine.course import Stop, course
 from fedsaddle.engine.executors.vectorised import Vectorised
+from fedsaddle.engine.partial import check_partial
 from fedsaddle.engine.study import Executor, Study, points
 from fedsaddle.errors import BadInput, Notice, check_count, check_memory, check_seed, shown
 from fedsaddle.faults import Faults
@@ -31,7 +32,7 @@ from fedsaddle.outcome import Made, Outcome
 from fedsaddle.problem import Held, Problem, name_of
 from fedsaddle.ranges import check
 from fedsaddle.steady import AS_THEY_ARE, Steady
-from fedsaddle.strata import Strata, strata_of
+from fedsaddle.strata import Strata, check_strata, strata_of, tied
 
 
 class Hyperparameter(typing.NamedTuple):
@@ -79,6 +80,7 @@ def make_study(
     if not settings or not seeds:
         raise BadInput("at least one algorithm and one seed are needed")
     _check_parts(problem, settings, quorum, fleet, merge, faults, checks, steady, executor)
+    check_partial(settings[0], quorum)
     if names and len(names) != len(settings):
         raise BadInput(f"names must be one for each of the {len(settings)} settings, got {len(names)}")
     check_count("batch", batch)
@@ -92,7 +94,9 @@ def make_study(
     cohorts = cohorts_given(cohorts)
     if cohorts not in typing.get_args(Cohorts):
         raise BadInput(f"cohorts must be 'independent', 'invited' or 'answered', got {shown(cohorts)}")
+    check_strata(quorum.stratified, strata)
     fleet.check(clients)
+    fleet = tied(fleet, problem)
 
     known = hyperparameters(type(settings[0]))
     place = machine.device_named(str(device))
@@ -230,7 +234,7 @@ def _fleet_called(given: object) -> str:
 def notes_of(studies: Sequence[Study]) -> list[str]:
     """What was asked for, and has no effect in any of some studies that differ in their algorithms alone."""
     one = studies[0]
-    parts = {"problem": one.problem, "fleet": one.fleet, "faults": one.faults}
+    parts = {"problem": one.problem, "fleet": one.fleet, "faults": one.faults, "merge": one.merge}
     notes = [f"{name}: {note}" for name, part in parts.items() for note in getattr(part, "notes", ())]
     sent = {kind for study in studies for kinds in study.kinds for kind in kinds.values()}
     for name, norms in (("merge.clip", one.merge.clip), ("checks.norm", one.checks and one.checks.norm)):
@@ -242,6 +246,8 @@ def notes_of(studies: Sequence[Study]) -> list[str]:
     phases = [phase for study in studies for phase in study.algorithm.phases()]
     if one.quorum.collect is not None and all(phase.length(0.0) for phase in phases):
         notes.append(f"quorum.collect = {one.quorum.collect} has no effect: all phases take local steps")
+    if one.quorum.partial_work is not None and not any(phase.length(0.0) for phase in phases):
+        notes.append("quorum.partial_work has no effect: no phase takes local steps")
     if one.cohorts != "independent" and all(len(study.algorithm.phases()) == 1 for study in studies):
         notes.append(f"cohorts = '{one.cohorts}' has no effect: one cohort is invited a round")
     return notes

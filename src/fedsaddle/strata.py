@@ -7,13 +7,15 @@ is uniform, as without strata, but a cohort has its share of each stratum, give 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fedsaddle.errors import BadInput, shown, unknown
-from fedsaddle.problem import Federation
+from fedsaddle.problem import Federation, Held, Problem
 
 Strata = str | Sequence[int]  # a column of the clients' rows, or each client's number
 
@@ -41,6 +43,25 @@ def strata_of(federation: Federation, said: Strata) -> Tensor:
     kinds = int(value.max()) + 1
     counts = torch.bincount(owner * kinds + value, minlength=clients * kinds).reshape(clients, kinds)
     return _numbered(counts.argmax(1))
+
+
+def check_strata(stratified: bool, strata: Strata | None) -> None:
+    """Refuse a stratified quorum of one that has no strata."""
+    if stratified and strata is None:
+        raise BadInput(
+            "a stratified quorum needs strata: say sampling = { strata = ... } (in Python, strata=...)"
+        )
+
+
+F = TypeVar("F")
+
+
+def tied(fleet: F, problem: Problem) -> F:
+    """The fleet with a number for each client where it has some for strata. Real devices need no fleet."""
+    if isinstance(problem, Held) and problem.away:
+        return fleet
+    tie: Callable[[Callable[[str], Tensor]], F] | None = getattr(fleet, "tied", None)
+    return fleet if tie is None else tie(partial(strata_of, problem.federation))
 
 
 def _numbered(values: Tensor) -> Tensor:

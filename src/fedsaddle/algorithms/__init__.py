@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 from fedsaddle.algorithms.catalyst import CatalystScaffoldS
 from fedsaddle.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
 from fedsaddle.algorithms.coda import CODASCA, CODAPlus
+from fedsaddle.algorithms.drfa import DRFA
 from fedsaddle.algorithms.fednest import FedNest
+from fedsaddle.algorithms.fednorm import FedNormSGDA, FedNormSGDAPlus
 from fedsaddle.algorithms.fess import FESSGDA, FSGDA
 from fedsaddle.algorithms.fgda import FGDA, AdaFGDA
 from fedsaddle.algorithms.momentum import FedAvgM, MomentumLocalSGDA
@@ -22,6 +24,7 @@ __all__ = [
     "CDMANC",
     "CDMAONE",
     "CODASCA",
+    "DRFA",
     "FESSGDA",
     "FGDA",
     "FSGDA",
@@ -35,6 +38,8 @@ __all__ = [
     "FedAvgM",
     "FedGDAGT",
     "FedNest",
+    "FedNormSGDA",
+    "FedNormSGDAPlus",
     "LocalSGDAPlus",
     "MomentumLocalSGDA",
     "ParallelSGDA",
@@ -72,6 +77,12 @@ ALGORITHMS = {
     "fgda": Entry(FGDA, "recursive momentum within the walks, averaged too"),
     "adafgda": Entry(AdaFGDA, "the same with steps scaled entry by entry"),
     "fednest": Entry(FedNest, "corrected walks of y, then of x"),
+    "fed-norm-sgda": Entry(
+        FedNormSGDA, "a step along the clients' mean directions, however many steps each makes"
+    ),
+    "fed-norm-sgda-plus": Entry(FedNormSGDAPlus, "the same, ascent against a snapshot of x"),
+    "drfa": Entry(DRFA, "walks of x, and a step of y's weights on clients at a random place of them"),
+    "afl": Entry(ParallelSGDA, "Parallel SGDA, where y weighs clients"),
     "server-eg": Entry(ServerEG, "an extragradient step whose gradients are walks"),
     "server-ogda": Entry(ServerOGDA, "an optimistic step whose gradients are walks"),
     "fedualex": Entry(FeDualEx, "local extragradient steps on a sum of directions"),

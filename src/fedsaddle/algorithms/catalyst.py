@@ -74,7 +74,7 @@ class CatalystScaffoldS:
             d = client.grad(w, xi) + u - client.grad(z, xi) + self.theta * pull(w, centre)
             return step(w, d, self.eta_l, self.eta_l)
 
-        return Reply({"z": client.walk(move, z)})
+        return Reply({"z": client.normalised(z, client.walk(move, z))})
 
     def average(self, server: Server, turn: Turn, z: Parameters) -> Server:
         z = server.z + (self.eta_g / self.eta_l) * (z - server.z)
@@ -84,7 +84,14 @@ class CatalystScaffoldS:
     def phases(self) -> tuple[Phase, ...]:
         return (
             Phase("collect", self.send_point, self.collect, self.correct),
-            Phase("update", self.send_correction, self.update, self.average, steps=self.walk_length),
+            Phase(
+                "update",
+                self.send_correction,
+                self.update,
+                self.average,
+                steps=self.walk_length,
+                partial=True,
+            ),
         )
 
 

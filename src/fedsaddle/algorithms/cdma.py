@@ -17,11 +17,12 @@ itself, and no second cohort is asked. So ONE is Parallel SGDA there, in what it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedsaddle.algorithms.theorems import Two, theorem_1, theorem_2, theorem_3, theorem_4
 from fedsaddle.core import (
     Client,
     Count,
@@ -32,6 +33,7 @@ from fedsaddle.core import (
     Parameters,
     Phase,
     Positive,
+    Range,
     Reply,
     Scalar,
     StepSize,
@@ -74,6 +76,16 @@ class CDMANC:
     gamma: StepSize
     K: Count = 10
 
+    @classmethod
+    def theorem_1(
+        cls, L: float, kappa: float, sigma: Two, G: Two, *, S: int, K: int, T: int, gap: float
+    ) -> CDMANC:
+        """The steps of Theorem 1, for smoothness L, clients that differ by `sigma` and their samples by `G`.
+
+        Both are pairs, of x and of y. `gap` is Phi(x_0) - min Phi + (Phi(x_0) - f(z_0))/20.
+        """
+        return cls(*theorem_1(L, kappa, sigma, G, S, K, T, gap), K)
+
     def init(self, z: Pair) -> Point:
         return Point(z)
 
@@ -81,13 +93,13 @@ class CDMANC:
         return {"z": server.z}
 
     def update(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"z": plain_walk(client, z, self.eta, self.gamma)})
+        return Reply({"z": client.normalised(z, plain_walk(client, z, self.eta, self.gamma))})
 
     def average(self, server: Point, turn: Turn, z: Parameters) -> Point:
         return Point(z)
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("update", self.send, self.update, self.average, steps=self.K),)
+        return (Phase("update", self.send, self.update, self.average, steps=self.K, partial=True),)
 
 
 # --- CDMA-ONE -----------------------------------------------------------------------------------------
@@ -106,6 +118,14 @@ class CDMAONE:
     gamma: StepSize
     K: Count = 10
 
+    @classmethod
+    def theorem_2(cls, L: float, kappa: float, sigma: Two, *, S: int, K: int, T: int, gap: float) -> CDMAONE:
+        """The steps of Theorem 2, for smoothness L and clients that differ by `sigma` in x and in y.
+
+        `gap` is Phi(x_0) - min Phi + (Phi(x_0) - f(z_0))/20.
+        """
+        return cls(*theorem_2(L, kappa, sigma, S, K, T, gap), K)
+
     def init(self, z: Pair) -> Corrected:
         return Corrected(z, zeros_like(z))
 
@@ -122,7 +142,7 @@ class CDMAONE:
         return {"z": server.z, "u": server.u}
 
     def update(self, client: Client, z: Parameters, u: Gradients) -> Reply:
-        return Reply({"z": corrected_walk(client, z, u, self.eta, self.gamma)})
+        return Reply({"z": client.normalised(z, corrected_walk(client, z, u, self.eta, self.gamma))})
 
     def average(self, server: Corrected, turn: Turn, z: Parameters) -> Corrected:
         return server._replace(z=z)
@@ -135,7 +155,7 @@ class CDMAONE:
             return (Phase("collect", self.send_point, self.collect, self.descend),)
         return (
             Phase("collect", self.send_point, self.collect, self.correct),
-            Phase("update", self.send_correction, self.update, self.average, steps=self.K),
+            Phase("update", self.send_correction, self.update, self.average, steps=self.K, partial=True),
         )
 
 
@@ -152,7 +172,10 @@ class Momentum(NamedTuple):
 class CDMAADA:
     """CDMA-ADA: the correction is a recursive momentum, with the schedules of the paper's appendix.
 
-    eta_t = c_eta / (t+1)^rho, gamma_t = c_gamma / (t+1)^rho, alpha_t = min(1, c_alpha / (t+1)^(2 rho)).
+    eta_t = c_eta / (t+1)^rho, gamma_t = c_gamma / (t+1)^rho
+    alpha_t = min(1, c_alpha / (t+1)^(2 rho + rho_alpha))
+
+    In the paper `rho_alpha` is 0. With rho = 0 and 1 alpha falls and steps do not; with -2 rho it stays.
     """
 
     c_eta: StepSize
@@ -160,6 +183,25 @@ class CDMAADA:
     c_alpha: Positive = 5.0
     rho: Exponent = 1 / 3
     K: Count = 10
+    rho_alpha: Annotated[Scalar, Range(least=-2, most=2)] = 0.0  # what alpha's exponent has beyond 2 rho
+
+    @classmethod
+    def theorem_3(cls, L: float, kappa: float, sigma: Two, *, S: int, K: int, gap: float) -> CDMAADA:
+        """The steps of Theorem 3, for smoothness L and clients that differ by `sigma` in x and in y.
+
+        `gap` is Phi(x_0) - min Phi + (Phi(x_0) - f(z_0))/7. In practice steps and alpha are constants, some
+        hundred times less than steps that work well: docs/theory.md says what that costs.
+        """
+        eta, gamma, alpha = theorem_3(L, kappa, sigma, S, K, gap)
+        return cls(eta, gamma, alpha, rho=0.0, K=K)
+
+    @classmethod
+    def theorem_4(
+        cls, L: float, kappa: float, delta: float, sigma: Two, *, S: int, K: int, gap: float
+    ) -> CDMAADA:
+        """Those of Theorem 4, for clients whose Hessians are at most 2 `delta` from that of f."""
+        eta, gamma, alpha = theorem_4(L, kappa, delta, sigma, S, K, gap)
+        return cls(eta, gamma, alpha, rho=0.0, K=K)
 
     def eta(self, t: Tensor) -> Tensor:
         return self.c_eta / (t + 1) ** self.rho
@@ -169,7 +211,8 @@ class CDMAADA:
 
     def alpha(self, t: Tensor) -> Tensor:
         # In the first round there is no momentum yet: u_0 is the plain mean.
-        return torch.where(t == 0, 1.0, torch.clamp(self.c_alpha / (t + 1) ** (2 * self.rho), max=1.0))
+        exponent = 2 * self.rho + self.rho_alpha
+        return torch.where(t == 0, 1.0, torch.clamp(self.c_alpha / (t + 1) ** exponent, max=1.0))
 
     def init(self, z: Pair) -> Momentum:
         return Momentum(z, z, zeros_like(z))
@@ -189,7 +232,8 @@ class CDMAADA:
         return {"z": server.z, "u": server.u}
 
     def update(self, client: Client, z: Parameters, u: Gradients) -> Reply:
-        return Reply({"z": corrected_walk(client, z, u, self.eta(client.t), self.gamma(client.t))})
+        end = corrected_walk(client, z, u, self.eta(client.t), self.gamma(client.t))
+        return Reply({"z": client.normalised(z, end)})
 
     def average(self, server: Momentum, turn: Turn, z: Parameters) -> Momentum:
         return server._replace(z=z)
@@ -203,5 +247,5 @@ class CDMAADA:
             return (Phase("collect", self.send_points, self.collect, self.descend),)
         return (
             Phase("collect", self.send_points, self.collect, self.correct),
-            Phase("update", self.send_correction, self.update, self.average, steps=self.K),
+            Phase("update", self.send_correction, self.update, self.average, steps=self.K, partial=True),
         )

@@ -90,14 +90,14 @@ class CODAPlus:
         def move(w: Pair, xi: object) -> Pair:
             return step(w, client.grad(w, xi) + self.theta * pull_x(w, centre), e, e)
 
-        return Reply({"z": client.walk(move, z)})
+        return Reply({"z": client.normalised(z, client.walk(move, z))})
 
     def average(self, server: Centred, turn: Turn, z: Parameters) -> Centred:
         ends = (turn.t + 1) % stage_rounds(self.K_0, self.K) == 0
         return Centred(z, where(ends, z, server.centre))
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("update", self.send, self.update, self.average, steps=self.K),)
+        return (Phase("update", self.send, self.update, self.average, steps=self.K, partial=True),)
 
 
 # --- CODASCA ------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class CODASCA:
         def move(w: Pair, xi: object) -> Pair:
             return step(w, client.grad(w, xi) + correction + self.theta * pull_x(w, centre), e, e)
 
-        end = client.walk(move, z)
+        end = client.normalised(z, client.walk(move, z))
         c_new = c_i - c + travelled(z, end, self.K * e, self.K * e)
         return Reply({"z": end, "dc": c_new - c_i}, keep=c_new)
 
@@ -148,4 +148,4 @@ class CODASCA:
         return Controlled(z, where(ends, z, server.centre), server.c + turn.share * dc)
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("update", self.send, self.update, self.average, steps=self.K),)
+        return (Phase("update", self.send, self.update, self.average, steps=self.K, partial=True),)

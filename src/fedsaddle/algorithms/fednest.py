@@ -68,11 +68,11 @@ class FedNest:
 
     def update_x(self, client: Client, z: Parameters, u: Gradients) -> Reply:
         u = Pair(u.x, torch.zeros_like(z.y))  # y stands still, whatever its direction
-        return Reply({"z": only_x(corrected_walk(client, z, u, self.eta, 0.0))})
+        return Reply({"z": only_x(client.normalised(z, corrected_walk(client, z, u, self.eta, 0.0)))})
 
     def update_y(self, client: Client, z: Parameters, u: Gradients) -> Reply:
         u = Pair(torch.zeros_like(z.x), u.y)
-        return Reply({"z": only_y(corrected_walk(client, z, u, 0.0, self.gamma))})
+        return Reply({"z": only_y(client.normalised(z, corrected_walk(client, z, u, 0.0, self.gamma)))})
 
     def average_x(self, server: Corrected, turn: Turn, z: Parameters) -> Corrected:
         return server._replace(z=Pair(z.x, server.z.y))
@@ -83,10 +83,10 @@ class FedNest:
     def phases(self) -> tuple[Phase, ...]:
         inner = (
             Phase("collect-y", self.send_point, self.collect_y, self.correct_y),
-            Phase("update-y", self.send_y, self.update_y, self.average_y, steps=self.K),
+            Phase("update-y", self.send_y, self.update_y, self.average_y, steps=self.K, partial=True),
         )
         outer = (
             Phase("collect-x", self.send_point, self.collect_x, self.correct_x),
-            Phase("update-x", self.send_x, self.update_x, self.average_x, steps=self.K),
+            Phase("update-x", self.send_x, self.update_x, self.average_x, steps=self.K, partial=True),
         )
         return inner * self.T + outer

@@ -49,13 +49,13 @@ class FSGDA:
         return {"z": server.z}
 
     def update(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"z": plain_walk(client, z, self.eta, self.gamma)})
+        return Reply({"z": client.normalised(z, plain_walk(client, z, self.eta, self.gamma))})
 
     def average(self, server: Point, turn: Turn, z: Parameters) -> Point:
         return Point(further(server.z, z, self.eta_g, self.gamma_g))
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("update", self.send, self.update, self.average, steps=self.K),)
+        return (Phase("update", self.send, self.update, self.average, steps=self.K, partial=True),)
 
 
 class Smoothed(NamedTuple):
@@ -82,7 +82,7 @@ class FESSGDA:
         return {"z": server.z}
 
     def update(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"z": plain_walk(client, z, self.eta, self.gamma)})
+        return Reply({"z": client.normalised(z, plain_walk(client, z, self.eta, self.gamma))})
 
     def average(self, server: Smoothed, turn: Turn, z: Parameters) -> Smoothed:
         new, centre = further(server.z, z, self.eta_g, self.gamma_g), server.smooth.x
@@ -90,4 +90,4 @@ class FESSGDA:
         return Smoothed(Pair(x, new.y), Pair(centre + self.beta * (x - centre), server.smooth.y))
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("update", self.send, self.update, self.average, steps=self.K),)
+        return (Phase("update", self.send, self.update, self.average, steps=self.K, partial=True),)

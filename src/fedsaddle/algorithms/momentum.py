@@ -99,11 +99,11 @@ class FedAvgM:
         def move(w: Pair, xi: object) -> Pair:
             return step(w, b * client.grad(w, xi) + (1 - b) * u, eta, gamma)
 
-        return Reply({"z": client.walk(move, z)})
+        return Reply({"z": client.normalised(z, client.walk(move, z))})
 
     def average(self, server: Corrected, turn: Turn, z: Parameters) -> Corrected:
         eta, gamma = self.steps(turn.t)
         return Corrected(z, travelled(server.z, z, self.K * eta, self.K * gamma))
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("update", self.send, self.update, self.average, steps=self.K),)
+        return (Phase("update", self.send, self.update, self.average, steps=self.K, partial=True),)

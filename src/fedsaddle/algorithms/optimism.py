@@ -58,7 +58,7 @@ class ServerEG:
         return {"z": server.ahead}
 
     def update(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"z": plain_walk(client, z, self.eta, self.gamma)})
+        return Reply({"z": client.normalised(z, plain_walk(client, z, self.eta, self.gamma))})
 
     def look(self, server: Looking, turn: Turn, z: Parameters) -> Looking:
         return server._replace(ahead=z)
@@ -68,8 +68,8 @@ class ServerEG:
 
     def phases(self) -> tuple[Phase, ...]:
         return (
-            Phase("look", self.send_point, self.update, self.look, steps=self.K),
-            Phase("update", self.send_ahead, self.update, self.average, steps=self.K),
+            Phase("look", self.send_point, self.update, self.look, steps=self.K, partial=True),
+            Phase("update", self.send_ahead, self.update, self.average, steps=self.K, partial=True),
         )
 
 
@@ -93,7 +93,7 @@ class ServerOGDA:
         return {"z": server.z}
 
     def update(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"z": plain_walk(client, z, self.eta, self.gamma)})
+        return Reply({"z": client.normalised(z, plain_walk(client, z, self.eta, self.gamma))})
 
     def average(self, server: Pushed, turn: Turn, z: Parameters) -> Pushed:
         push = z - server.z
@@ -101,7 +101,7 @@ class ServerOGDA:
         return Pushed(server.z + 2 * push - before, push)
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("update", self.send, self.update, self.average, steps=self.K),)
+        return (Phase("update", self.send, self.update, self.average, steps=self.K, partial=True),)
 
 
 class Dual(NamedTuple):
@@ -129,19 +129,20 @@ class FeDualEx:
         return Dual(z, z, zeros_like(z))
 
     def send(self, server: Dual) -> Message:
-        return {"z": server.z, "origin": server.origin, "s": server.s}
+        return {"origin": server.origin, "s": server.s}
 
-    def update(self, client: Client, z: Parameters, origin: Parameters, s: Gradients) -> Reply:
+    def update(self, client: Client, origin: Parameters, s: Gradients) -> Reply:
         def move(at: Climb, xi: object, xi_look: object) -> Climb:
             look = client.project(step(origin, at.s + self.eta_l * client.grad(at.z, xi), 1.0, 1.0))
             s = at.s + self.eta_l * client.grad(look, xi_look)
             return Climb(step(origin, s, 1.0, 1.0), s)
 
-        return Reply({"s": client.walk(move, Climb(z, s)).s})
+        z = client.project(step(origin, s, 1.0, 1.0))
+        return Reply({"s": client.normalised(s, client.walk(move, Climb(z, s)).s)})
 
     def average(self, server: Dual, turn: Turn, s: Gradients) -> Dual:
         s = server.s + self.eta_g * (s - server.s)
         return Dual(step(server.origin, s, 1.0, 1.0), server.origin, s)
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("update", self.send, self.update, self.average, steps=self.K, batches=2),)
+        return (Phase("update", self.send, self.update, self.average, steps=self.K, batches=2, partial=True),)

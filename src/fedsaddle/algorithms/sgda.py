@@ -25,6 +25,7 @@ from fedsaddle.core import (
     Parameters,
     Phase,
     Reply,
+    Scalar,
     StepSize,
     Turn,
     only_x,
@@ -66,6 +67,16 @@ class Anchored(NamedTuple):
     anchor: Pair  # the snapshot whose x the ascent sees
 
 
+def snapshot_walk(client: Client, z: Pair, anchor: Pair, eta: Scalar, gamma: Scalar) -> Pair:
+    """Local steps whose y climbs against a snapshot of x."""
+
+    def move(w: Pair, xi: object) -> Pair:
+        d = Pair(client.grad(w, xi).x, client.grad(Pair(anchor.x, w.y), xi).y)
+        return step(w, d, eta, gamma)
+
+    return client.walk(move, z)
+
+
 @dataclass(frozen=True)
 class LocalSGDAPlus:
     """Local SGDA+: y climbs against a snapshot of x that is renewed every s rounds."""
@@ -82,17 +93,14 @@ class LocalSGDAPlus:
         return {"z": server.z, "anchor": only_x(server.anchor)}
 
     def update(self, client: Client, z: Parameters, anchor: Parameters) -> Reply:
-        def move(w: Pair, xi: object) -> Pair:
-            d = Pair(client.grad(w, xi).x, client.grad(Pair(anchor.x, w.y), xi).y)
-            return step(w, d, self.eta, self.gamma)
-
-        return Reply({"z": client.walk(move, z)})
+        end = snapshot_walk(client, z, anchor, self.eta, self.gamma)
+        return Reply({"z": client.normalised(z, end)})
 
     def average(self, server: Anchored, turn: Turn, z: Parameters) -> Anchored:
         return Anchored(z, where((turn.t + 1) % self.s == 0, z, server.anchor))
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("update", self.send, self.update, self.average, steps=self.K),)
+        return (Phase("update", self.send, self.update, self.average, steps=self.K, partial=True),)
 
 
 # --- Extra-Step Local SGD -----------------------------------------------------------------------------
@@ -116,10 +124,10 @@ class ExtraStep:
             ahead = client.project(step(w, client.grad(w, xi), self.eta_l, self.eta_l))
             return step(w, client.grad(ahead, xi_ahead), self.eta_l, self.eta_l)
 
-        return Reply({"z": client.walk(move, z)})
+        return Reply({"z": client.normalised(z, client.walk(move, z))})
 
     def average(self, server: Point, turn: Turn, z: Parameters) -> Point:
         return Point(z)
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("update", self.send, self.update, self.average, steps=self.K, batches=2),)
+        return (Phase("update", self.send, self.update, self.average, steps=self.K, batches=2, partial=True),)

@@ -62,7 +62,7 @@ class SAGDA:
         def move(w: Pair, xi: object) -> Pair:
             return step(w, client.grad(w, xi) + correction, self.eta, self.gamma)
 
-        return Reply({"z": client.walk(move, z)})
+        return Reply({"z": client.normalised(z, client.walk(move, z))})
 
     def average(self, server: Corrected, turn: Turn, z: Parameters) -> Corrected:
         return server._replace(z=further(server.z, z, self.eta_g, self.gamma_g))
@@ -70,7 +70,7 @@ class SAGDA:
     def phases(self) -> tuple[Phase, ...]:
         return (
             Phase("collect", self.send_point, self.collect, self.correct),
-            Phase("update", self.send_correction, self.update, self.average, steps=self.K),
+            Phase("update", self.send_correction, self.update, self.average, steps=self.K, partial=True),
         )
 
 
@@ -102,7 +102,7 @@ class FedGDAGT:
         def move(w: Pair, xi: object) -> Pair:
             return step(w, client.full_grad(w) + correction, self.eta_l, self.eta_l)
 
-        return Reply({"z": client.walk(move, z)})
+        return Reply({"z": client.normalised(z, client.walk(move, z))})
 
     def average(self, server: Corrected, turn: Turn, z: Parameters) -> Corrected:
         return server._replace(z=z)
@@ -110,5 +110,5 @@ class FedGDAGT:
     def phases(self) -> tuple[Phase, ...]:
         return (
             Phase("collect", self.send_point, self.collect, self.correct),
-            Phase("update", self.send_correction, self.update, self.average, steps=self.K),
+            Phase("update", self.send_correction, self.update, self.average, steps=self.K, partial=True),
         )

@@ -1,6 +1,9 @@
 """What the commands do, without a terminal: to be called from Python too.
 
     run       run an experiment or a sweep, in a folder of its own
+    sitting   trials one after another, in as many sittings as it takes
+    board     all algorithms on all tasks and fleets
+    reproduce the paper's trials, and its page
     watch     a run's report, served while the run goes on
     python    `fs.run` and `fs.sweep`: the same for experiments by name and for values made in Python
     outcomes  a run's folder as an outcome, and an outcome as a folder or a report

@@ -9,6 +9,7 @@ from typing import NamedTuple, Unpack
 
 from fedsaddle.app.run import PLAINLY, SILENT, Ran, Show, Way, carry_out, place
 from fedsaddle.border.build import Wanted, load
+from fedsaddle.border.files import parse_address
 from fedsaddle.errors import BadInput, is_machines
 from fedsaddle.exits import BAD_INPUT
 from fedsaddle.flower import deploy
@@ -35,7 +36,7 @@ def serve(
     asked: Wanted = {**wanted, "engine": "loop", "history": True}
     plan = load(experiment, devices=True, **asked)
     path = place(plan, way)
-    address = deploy.parse_address(listen, "--listen")
+    address = parse_address(listen, "--listen")
     server = replace(_server(plan, path, keys, address, way), metrics=metrics_port)
     may_join = len(deploy.check_keys(server))
     _try_folder(plan, path, way)
@@ -98,7 +99,7 @@ def join(
     experiment: str, server: str, key: Path, own: Device, show: Show = SILENT, **wanted: Unpack[Wanted]
 ) -> int:
     """Take part in an experiment as one device, until it is asked to end: to an exit code."""
-    host, port = deploy.parse_address(server, "--server")
+    host, port = parse_address(server, "--server")
     number = own.client if own.client is not None else _client_of(key)
     private, ca = identities.node_key(key)
     asked: Wanted = {**wanted, "engine": "loop", "device": "cpu"}

@@ -21,10 +21,10 @@ from fedsaddle.engine.compile.tapes import cores
 from fedsaddle.environment import SOURCE, here
 
 GIB = 2**30
-LITTLE = 2 * GIB  # of a disk or of memory
+SCANT = 2 * GIB  # of a disk or of memory
 
 
-class Line(NamedTuple):
+class Diagnosis(NamedTuple):
     """One thing that was looked at."""
 
     kind: Literal["ok", "note", "problem"]
@@ -33,7 +33,7 @@ class Line(NamedTuple):
     todo: str = ""  # what to do, if something is to be done
 
 
-def examine() -> Iterator[Line]:
+def examine() -> Iterator[Diagnosis]:
     """Everything, one after another."""
     yield from _versions()
     yield from _devices()
@@ -47,14 +47,14 @@ def examine() -> Iterator[Line]:
 # --- versions --------------------------------------------------------------------------------------------
 
 
-def _versions() -> Iterator[Line]:
+def _versions() -> Iterator[Diagnosis]:
     about = here()
     commit = f", commit {about['commit'][:12]}" if "commit" in about else ""
-    yield Line("ok", "fedsaddle", f"{about['fedsaddle']}{commit}; Python {platform.python_version()}")
+    yield Diagnosis("ok", "fedsaddle", f"{about['fedsaddle']}{commit}; Python {platform.python_version()}")
     try:
         needed = [Requirement(one) for one in metadata.requires("fedsaddle") or []]
     except metadata.PackageNotFoundError:
-        yield Line("note", "packages", "fedsaddle is not installed, so what it needs is not known")
+        yield Diagnosis("note", "packages", "fedsaddle is not installed, so what it needs is not known")
         return
     fit: list[str] = []
     extras: dict[str, list[str]] = {}  # what is missing of each
@@ -67,17 +67,17 @@ def _versions() -> Iterator[Line]:
                 extras.setdefault(extra[1], []).extend([] if fits else [f"'{one.name}{one.specifier}'"])
         elif not fits:
             told = f"{one.name} {version or 'is not here'}, and {one.specifier} is needed"
-            yield Line("problem", "packages", told, f"pip install '{one.name}{one.specifier}'")
+            yield Diagnosis("problem", "packages", told, f"pip install '{one.name}{one.specifier}'")
         else:
             fit.append(f"{one.name} {version}" if one.name in ("torch", "numpy") else "")
-    yield Line("ok", "packages", f"{', '.join(filter(None, fit))} and {fit.count('')} more fit")
+    yield Diagnosis("ok", "packages", f"{', '.join(filter(None, fit))} and {fit.count('')} more fit")
     for name, missing in sorted(extras.items()):
         told, todo = ("is not here", f"pip install {' '.join(missing)}") if missing else ("is here", "")
-        yield Line("note" if missing else "ok", f"extra {name}", told, todo)
+        yield Diagnosis("note" if missing else "ok", f"extra {name}", told, todo)
     yield from _lock()
 
 
-def _lock() -> Iterator[Line]:
+def _lock() -> Iterator[Diagnosis]:
     """Of a source tree: what differs from the versions that were tested."""
     path = SOURCE / "requirements.lock"
     if not path.is_file():
@@ -92,9 +92,13 @@ def _lock() -> Iterator[Line]:
     if others:
         more = f" and {len(others) - 4} more" if len(others) > 4 else ""
         told = f"not the versions that were tested: {', '.join(others[:4])}{more}"
-        yield Line("note", "lock", told, "results may differ in their last digits; make setup installs them")
+        yield Diagnosis(
+            "note", "lock", told, "results may differ in their last digits; make setup installs them"
+        )
     else:
-        yield Line("ok", "lock", f"all of the {len(pins)} pinned packages that are here have their version")
+        yield Diagnosis(
+            "ok", "lock", f"all of the {len(pins)} pinned packages that are here have their version"
+        )
 
 
 def _bare(version: str) -> str:
@@ -111,17 +115,17 @@ def _installed(name: str) -> str | None:
 # --- machines --------------------------------------------------------------------------------------------
 
 
-def _devices() -> Iterator[Line]:
+def _devices() -> Iterator[Diagnosis]:
     if not torch.cuda.is_available():
         driver = shutil.which("nvidia-smi") is not None
         if driver and torch.version.cuda is None:
             told = f"a driver is here, but torch {torch.__version__} is a build without CUDA"
-            yield Line("problem", "GPU", told, "install a build of torch for CUDA")
+            yield Diagnosis("problem", "GPU", told, "install a build of torch for CUDA")
         elif driver:
             told = "a driver is here, and torch finds no GPU"
-            yield Line("problem", "GPU", told, "see what nvidia-smi says, and CUDA_VISIBLE_DEVICES")
+            yield Diagnosis("problem", "GPU", told, "see what nvidia-smi says, and CUDA_VISIBLE_DEVICES")
         else:
-            yield Line(
+            yield Diagnosis(
                 "note", "GPU", "none: convolutional networks and GANs are slow", "use --rounds, --seeds 0"
             )
         return
@@ -130,41 +134,43 @@ def _devices() -> Iterator[Line]:
         try:
             free, whole = torch.cuda.mem_get_info(number)
         except RuntimeError as error:
-            yield Line("problem", f"GPU {number}", f"{name} cannot be used: {str(error).splitlines()[0]}")
+            yield Diagnosis(
+                "problem", f"GPU {number}", f"{name} cannot be used: {str(error).splitlines()[0]}"
+            )
             continue
         told = f"{name}, {free / GIB:.3g} of {whole / GIB:.3g} GiB free"
         busy = free < whole / 2
         todo = f"it is in use: choose another, or --set memory_gb={free / GIB / 2:.1f}" if busy else ""
-        yield Line("note" if busy else "ok", f"GPU {number}", told, todo)
+        yield Diagnosis("note" if busy else "ok", f"GPU {number}", told, todo)
 
 
-def _processor() -> Iterator[Line]:
+def _processor() -> Iterator[Diagnosis]:
     there, usable = os.cpu_count() or 1, cores()
     load = os.getloadavg()[0]
     if usable < there:
         told = f"{usable} of {there} may be used by this process"
-        yield Line("note", "cores", told, "taskset or a container says so; more would be faster")
+        yield Diagnosis("note", "cores", told, "taskset or a container says so; more would be faster")
     else:
-        yield Line("ok", "cores", f"{usable}; a run has a worker for each")
+        yield Diagnosis("ok", "cores", f"{usable}; a run has a worker for each")
     if load > usable:
         told = f"{load:.1f} on {usable} cores: others compute here too"
-        yield Line("note", "load", told, "a run will be slower than its usual")
+        yield Diagnosis("note", "load", told, "a run will be slower than its usual")
     level = torch.backends.cpu.get_cpu_capability()
     told = f"{level} ({here().get('processor', 'unknown')})"
     held = [name for name in ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS") if os.environ.get(name)]
     if held:
-        yield Line("note", "instructions", f"{told}, held there by {held[0]}", f"unset {held[0]}")
+        yield Diagnosis("note", "instructions", f"{told}, held there by {held[0]}", f"unset {held[0]}")
     elif level == "DEFAULT":
-        yield Line("note", "instructions", f"{told}: no vector instructions are used, which is slow")
+        yield Diagnosis("note", "instructions", f"{told}: no vector instructions are used, which is slow")
     else:
-        yield Line("ok", "instructions", told)
+        yield Diagnosis("ok", "instructions", told)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if os.environ.get(name):
             told = f"{name}={os.environ[name]} has no effect on runs, which set PyTorch's threads themselves"
-            yield Line("ok", "threads", told, "more threads for each worker: --set threads=2")
+            yield Diagnosis("ok", "threads", told, "more threads for each worker: --set threads=2")
 
 
-def _memory() -> Iterator[Line]:
+def _memory() -> Iterator[Diagnosis]:
     pages = {"whole": os.sysconf("SC_PHYS_PAGES"), "free": os.sysconf("SC_AVPHYS_PAGES")}
     whole, free = (pages[key] * os.sysconf("SC_PAGE_SIZE") for key in ("whole", "free"))
     try:
@@ -173,26 +179,26 @@ def _memory() -> Iterator[Line]:
     except (OSError, IndexError):
         pass  # then what is used for caches counts as taken
     told = f"{free / GIB:.3g} of {whole / GIB:.3g} GiB can be had"
-    if free < LITTLE:
-        yield Line("note", "memory", told, "--set memory_gb=0.5 and fewer seeds need less")
+    if free < SCANT:
+        yield Diagnosis("note", "memory", told, "--set memory_gb=0.5 and fewer seeds need less")
     else:
-        yield Line("ok", "memory", told)
+        yield Diagnosis("ok", "memory", told)
 
 
-def _player() -> Line:
+def _player() -> Diagnosis:
     """Whether what is recorded can be replayed without Python."""
     x = torch.ones(2)
     why = record(lambda inputs: inputs[0] * 2 + inputs[1], (x, x)).why
     if why is None:
-        return Line("ok", "player", "TorchScript replays recorded rounds, on all cores")
+        return Diagnosis("ok", "player", "TorchScript replays recorded rounds, on all cores")
     told = f"torch.fx, which is slower than TorchScript: {why}"
-    return Line("note", "player", told, "another version of torch may have it")
+    return Diagnosis("note", "player", told, "another version of torch may have it")
 
 
 # --- data and folders ------------------------------------------------------------------------------------
 
 
-def _data() -> Iterator[Line]:
+def _data() -> Iterator[Diagnosis]:
     away = []
     for name, files in sources.CATALOGUE.items():
         folder = sources.cache() / name
@@ -201,16 +207,18 @@ def _data() -> Iterator[Line]:
             away.append(name)
         elif sources.is_there(name):
             size = sum((folder / file).stat().st_size for file in some)
-            yield Line("ok", f"data {name}", f"{size / 1e6:.0f} MB, verified, from {sources.served_by(name)}")
+            yield Diagnosis(
+                "ok", f"data {name}", f"{size / 1e6:.0f} MB, verified, from {sources.served_by(name)}"
+            )
         else:
             told = f"{folder} holds files that are not what they should be, or not all"
-            yield Line("problem", f"data {name}", told, f"fedsaddle data {name} gets it anew")
+            yield Diagnosis("problem", f"data {name}", told, f"fedsaddle data {name} gets it anew")
     if away:
         told = f"not here, got when they are first needed: {', '.join(away)}"
-        yield Line("ok", "data", told)
+        yield Diagnosis("ok", "data", told)
 
 
-def _folders() -> Iterator[Line]:
+def _folders() -> Iterator[Diagnosis]:
     places = (
         ("runs", Path("runs"), "use --out DIR"),
         ("data cache", sources.cache(), "set FEDSADDLE_DATA to another folder"),
@@ -222,10 +230,10 @@ def _folders() -> Iterator[Line]:
             with tempfile.TemporaryFile(dir=there):
                 free = shutil.disk_usage(there).free
         except OSError as error:
-            yield Line("problem", what, f"{place} cannot be written to: {error.strerror}", todo)
+            yield Diagnosis("problem", what, f"{place} cannot be written to: {error.strerror}", todo)
             continue
         told = f"{place}, {free / GIB:.3g} GiB free"
-        if free < LITTLE:
-            yield Line("note", what, told, "a run that fills the disk stops, and can be resumed")
+        if free < SCANT:
+            yield Diagnosis("note", what, told, "a run that fills the disk stops, and can be resumed")
         else:
-            yield Line("ok", what, told)
+            yield Diagnosis("ok", what, told)

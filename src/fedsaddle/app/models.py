@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from fedsaddle import draws
 from fedsaddle.blueprint import Blueprint, Piece, trusted
 from fedsaddle.border.build import bench_of
-from fedsaddle.border.files import tables_of
+from fedsaddle.border.files import made_in_python, tables_of
 from fedsaddle.border.plugged import plug
 from fedsaddle.border.plugins import files_of
 from fedsaddle.border.trained import Choice, check_format, which_model
 from fedsaddle.errors import BadInput, check_count, check_seed, unknown
+from fedsaddle.mishaps import told_in_a_line
 from fedsaddle.pictures import grid
 from fedsaddle.problem import Modelled
+from fedsaddle.problems.own import OwnTask
 from fedsaddle.runs import NOTE, StoredModel, read_model, write_atomically
 
 ROWS_TOGETHER = 1_000  # rows that are scored at a time
@@ -57,13 +59,22 @@ def load(
     if written.blueprint is not None:
         return written.blueprint.model(name, written.tensors[name])
     if task is None and code:
-        task = bench_of(str(chosen.folder / "experiment.json"), {"code": code}).problem
+        task = _task_by(chosen, code)
     if not isinstance(task, Modelled):
         raise BadInput(f"{_not_there(chosen, written)}: {_by_load(chosen)}")
+    return _module_of(task, chosen, written, name)
+
+
+def _task_by(chosen: Choice, code: Sequence[str | Path]) -> object:
+    """The task of a run, made again by code that a person trusts."""
+    return bench_of(str(chosen.folder / "experiment.json"), {"code": code}).problem
+
+
+def _module_of(task: Modelled, chosen: Choice, written: StoredModel, role: str) -> nn.Module:
     modules = task.models(task.init(0))  # type: ignore[attr-defined]
     if list(modules) != written.roles:
-        raise BadInput(f"the task has {', '.join(modules)}; {run} holds {', '.join(written.roles)}")
-    return trusted(modules[name], name, written.tensors[name])
+        raise BadInput(f"the task has {', '.join(modules)}; {chosen.folder} holds {', '.join(written.roles)}")
+    return trusted(modules[role], role, written.tensors[role])
 
 
 def _role(written: StoredModel, role: str | None) -> str:
@@ -74,7 +85,7 @@ def _role(written: StoredModel, role: str | None) -> str:
 
 def _read(chosen: Choice, seed: int, code: Sequence[str | Path]) -> StoredModel:
     """A model as its folder has it. A network of a person's own is run only if they name its code."""
-    plug(tables_of(str(chosen.folder / "experiment.json")), code, groups=("networks",))
+    plug(_tables(chosen), code, groups=("networks",))
     return read_model(chosen.folder, chosen.algorithm, seed, chosen.best)
 
 
@@ -92,8 +103,10 @@ def _built(
 def _not_there(chosen: Choice, written: StoredModel) -> str:
     """Why a folder alone is not enough to build its networks."""
     if _own_code(chosen):
-        return f"{chosen.folder} holds a task of code that is somebody's own, and not the code"
-    return f"{chosen.folder} holds a {written.problem} that was made in Python, and no code"
+        return (
+            f"{chosen.folder} holds a task of code that is somebody's own, and says not how a file is scored"
+        )
+    return f"{chosen.folder} holds a task ({written.problem}) that was made in Python, and no code"
 
 
 def _by_load(chosen: Choice) -> str:
@@ -103,7 +116,13 @@ def _by_load(chosen: Choice) -> str:
 
 
 def _own_code(chosen: Choice) -> list[str]:
-    return files_of(tables_of(str(chosen.folder / "experiment.json")))
+    return files_of(_tables(chosen))
+
+
+def _tables(chosen: Choice) -> dict[str, Any]:
+    """The experiment; of one that was made in Python nothing, for no file names what is in it."""
+    path = chosen.folder / "experiment.json"
+    return {} if made_in_python(path) else tables_of(str(path))
 
 
 # --- scores of new rows ----------------------------------------------------------------------------------
@@ -175,6 +194,11 @@ def export(
     path = Path(to)
     form = check_format(path)
     chosen = which_model(run, algorithm, seed, best)
+    written = _read(chosen, chosen.seeds[0], code)
+    about = {"algorithm": chosen.algorithm, "seed": chosen.seeds[0], "best": best}
+    if written.blueprint is None and code:
+        task = _task_by(chosen, code)
+        return _export_own(task, path, form, chosen, written, _role(written, role), about)
     model, plan, name = _built(chosen, chosen.seeds[0], role, code)
     part, reader = plan.parts[name], plan.reader
     example = plan.example(name, max(2, plan.together))
@@ -189,33 +213,68 @@ def export(
         "response": "(row,): the response",
         "moment": "(row,): the weight of a row in the moment that is violated most",
     }.get(part.outputs, f"(row,): the score of being {plan.positive}")
-    about = {"algorithm": chosen.algorithm, "seed": chosen.seeds[0], "best": best, "role": name}
-    note = json.dumps({**about, "takes": takes, "gives": gives, "features": features, **plan.to_json()})
-    write = {".pt2": _pt2, ".onnx": _onnx, ".safetensors": _safetensors}[form]
-    data = write(model, example, note)
+    note = json.dumps(
+        {**about, "role": name, "takes": takes, "gives": gives, "features": features, **plan.to_json()}
+    )
+    return Exported(_write(path, FORMS[form](model, [example], ["rows"], note)), takes, gives)
+
+
+def _export_own(
+    task: object,
+    path: Path,
+    form: str,
+    chosen: Choice,
+    written: StoredModel,
+    role: str,
+    about: dict[str, Any],
+) -> Exported:
+    """The network of a task that somebody's code makes: it takes what the loss gives it."""
+    if not isinstance(task, OwnTask):
+        raise BadInput(f"{_not_there(chosen, written)}: {_by_load(chosen)}, and export the module")
+    model = _module_of(task, chosen, written, role)
+    inputs = task.inputs(role)
+    with told_in_a_line(f"{task.name}: the network '{role}'"), torch.no_grad():
+        outputs = model(*inputs.values())
+    if not isinstance(outputs, Tensor):
+        raise BadInput(f"the network '{role}' gives a {type(outputs).__name__}: only one tensor is exported")
+    takes = "; ".join(f"{name} {_shape_of(rows)}" for name, rows in inputs.items())
+    gives = _shape_of(outputs)
+    note = json.dumps({**about, "role": role, "takes": takes, "gives": gives, "words": task.data.words})
+    with told_in_a_line(f"{task.name}: the export of the network '{role}'"):
+        data = FORMS[form](model, list(inputs.values()), list(inputs), note)
+    return Exported(_write(path, data), takes, gives)
+
+
+def _shape_of(rows: Tensor) -> str:
+    kind = str(rows.dtype).removeprefix("torch.")
+    return f"({', '.join(['row', *map(str, rows.shape[1:])])}) in {kind}"
+
+
+def _write(path: Path, data: bytes) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data)
     except (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
         raise BadInput(f"cannot write {path}: {error.strerror}; choose another --to") from None
-    return Exported(path, takes, gives)
+    return path
 
 
-def _pt2(model: nn.Module, example: Tensor, note: str) -> bytes:
-    program, file = _program(model, example), io.BytesIO()
+def _pt2(model: nn.Module, inputs: list[Tensor], names: list[str], note: str) -> bytes:
+    program, file = _program(model, inputs), io.BytesIO()
     program.example_inputs = None  # which would be pickled
     torch.export.save(program, file, extra_files={f"{NOTE}.json": note})
     return file.getvalue()
 
 
-def _program(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+def _program(model: nn.Module, inputs: list[Tensor]) -> torch.export.ExportedProgram:
     """The model as a graph, for any number of rows."""
     rows = torch.export.Dim("row", min=1)
+    shapes = tuple({0: rows} for _ in inputs)
     with torch.no_grad():
-        return torch.export.export(model.requires_grad_(False), (example,), dynamic_shapes=({0: rows},))
+        return torch.export.export(model.requires_grad_(False), tuple(inputs), dynamic_shapes=shapes)
 
 
-def _onnx(model: nn.Module, example: Tensor, note: str) -> bytes:
+def _onnx(model: nn.Module, inputs: list[Tensor], names: list[str], note: str) -> bytes:
     try:
         import onnxscript  # noqa: F401
     except ImportError:
@@ -227,19 +286,19 @@ def _onnx(model: nn.Module, example: Tensor, note: str) -> bytes:
     before = talk.level
     talk.setLevel(logging.ERROR)  # of operations of torchvision, which no model here has
     try:
-        data = _as_onnx(model, example, note)
+        data = _as_onnx(model, inputs, names, note)
     finally:
         talk.setLevel(before)
     return data
 
 
-def _as_onnx(model: nn.Module, example: Tensor, note: str) -> bytes:
+def _as_onnx(model: nn.Module, inputs: list[Tensor], names: list[str], note: str) -> bytes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what PyTorch will change in later versions
         made = torch.onnx.export(
-            _program(model, example),
+            _program(model, inputs),
             (),
-            input_names=["rows"],
+            input_names=names,
             output_names=["outputs"],
             verbose=False,
             dynamo=True,
@@ -250,8 +309,11 @@ def _as_onnx(model: nn.Module, example: Tensor, note: str) -> bytes:
     return data
 
 
-def _safetensors(model: nn.Module, example: Tensor, note: str) -> bytes:
+def _safetensors(model: nn.Module, inputs: list[Tensor], names: list[str], note: str) -> bytes:
     return save({name: value.contiguous() for name, value in model.state_dict().items()}, {NOTE: note})
+
+
+FORMS = {".pt2": _pt2, ".onnx": _onnx, ".safetensors": _safetensors}
 
 
 # --- pictures --------------------------------------------------------------------------------------------

@@ -20,7 +20,18 @@ SKELETONS = {
     "problem": {"{}.py": "problem.py", "{}.toml": "problem.toml", "test_{}.py": "test_problem.py"},
     "experiment": {"{}.toml": "experiment.toml", "test_{}.py": "test_experiment.py"},
 }
-TAKEN = ("State", "NamedTuple", "Path", "Way", "Metric", "Pair", "Count", "Batch", "Federation", "Above0")
+SPOKEN_FOR = (
+    "State",
+    "NamedTuple",
+    "Path",
+    "Way",
+    "Metric",
+    "Pair",
+    "Count",
+    "Batch",
+    "Federation",
+    "Above0",
+)
 
 
 class Written(NamedTuple):
@@ -70,7 +81,7 @@ def _check_name(kind: str, name: str, called: str) -> None:
     if (
         name.lower().startswith("test")
         or name in sys.stdlib_module_names
-        or called in TAKEN
+        or called in SPOKEN_FOR
         or name == plugins.OURS
     ):
         raise BadInput(f"'{name}' means something else already: choose another name, such as my_{name}")

@@ -13,6 +13,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,6 +78,15 @@ def _toml(text: str) -> dict[str, Any]:
     if _DEEP.search(text):
         raise ValueError(f"a key has more than {KEY_PARTS} parts")
     return tomllib.loads(text)
+
+
+def made_in_python(path: Path) -> bool:
+    """Whether an experiment.json was written for values made in Python, some of which no file can name."""
+    try:
+        tables = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):  # which whoever needs it will say
+        return False
+    return isinstance(tables, dict) and "python" in tables
 
 
 def _of_python(tables: dict[str, Any], path: Path) -> str:
@@ -169,6 +179,14 @@ def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
     return found
 
 
+def parse_address(text: str, what: str) -> tuple[str, int]:
+    """HOST:PORT"""
+    host, sign, port = text.rpartition(":")
+    if not sign or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+        raise BadInput(f"{what} takes HOST:PORT, such as 127.0.0.1:9092; got '{text}'")
+    return host.strip("[]"), int(port)
+
+
 # --- registries ------------------------------------------------------------------------------------------
 
 
@@ -259,22 +277,37 @@ def datasets() -> dict[str, str]:
 
 def _summaries(file: str, registry: str) -> dict[str, str]:
     """The names of a registry, each with its Entry's summary or the first line of its class."""
-    body = ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body
     told = {
         node.name: (ast.get_docstring(node) or "").split("\n")[0]
-        for node in body
+        for node in parsed(file)
         if isinstance(node, ast.ClassDef | ast.FunctionDef)
     }
-    targets = {
-        ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0]): node.value
-        for node in body
-        if isinstance(node, ast.Assign | ast.AnnAssign)
+    return {
+        name: ast.literal_eval(value.args[1]) if isinstance(value, ast.Call) else told[ast.unparse(value)]
+        for name, value in _registry(file, registry)
     }
-    table = targets[registry]
-    assert isinstance(table, ast.Dict)
-    found = {}
-    for key, value in zip(table.keys, table.values, strict=True):
-        assert key is not None
-        summary = ast.literal_eval(value.args[1]) if isinstance(value, ast.Call) else told[ast.unparse(value)]
-        found[ast.literal_eval(key)] = summary
-    return found
+
+
+def classes(file: str, registry: str) -> dict[str, str]:
+    """The names of a registry, and what the class of each is called."""
+    return {
+        name: ast.unparse(value.args[0] if isinstance(value, ast.Call) else value)
+        for name, value in _registry(file, registry)
+    }
+
+
+def _registry(file: str, registry: str) -> Iterator[tuple[str, ast.expr]]:
+    """What a dict of a file holds, as it is written."""
+    for node in parsed(file):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            if ast.unparse(target) == registry:
+                for key, value in zip(node.value.keys, node.value.values, strict=True):
+                    assert key is not None
+                    yield ast.literal_eval(key), value
+
+
+@cache
+def parsed(file: str) -> list[ast.stmt]:
+    """A source of this package."""
+    return ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body

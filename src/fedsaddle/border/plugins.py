@@ -159,7 +159,7 @@ def check_code(code: Sequence[str | Path]) -> None:
     """Refuse what was named as code and is none."""
     for one in code:
         if Path(one).suffix != ".py":
-            raise BadInput(f"--code takes a Python file, such as my_rules.py; got '{one}'")
+            raise BadInput(f"code is a Python file, such as my_rules.py; got '{one}'")
         read_code(Path(one))
 
 

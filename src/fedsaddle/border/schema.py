@@ -10,15 +10,14 @@ import dataclasses
 import re
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
 from fedsaddle.algorithms import ALGORITHMS
-from fedsaddle.border import own, plugged
-from fedsaddle.checks import Checks, Norms, check_kinds
+from fedsaddle.border import own, plugged, slips
+from fedsaddle.checks import Checks
 from fedsaddle.core import Count, Range, Scalar
 from fedsaddle.engine.executors.ray import MOST_WORKERS
 from fedsaddle.errors import BadInput, check_count, shown, unknown
@@ -121,7 +120,8 @@ WOULD_DO = {
     "samples": "a whole number or [fewest, most]",
     "seeds": "such as '0-4', or a list of whole numbers",
     "sampling": "'uniform', 'size', a list of weights, or { strata = 'COLUMN' }",
-    "rate": "a number, or a list with one for each client",
+    "rate": "a number, a list with one for each client, or such as { label = [one for each stratum] }",
+    "slow": "a number, a list with one for each client, or such as { label = [one for each stratum] }",
     "positive": "one of the labels",
     "clip": "a number above 0, or a table with one for parameters, gradients or 'control variates'",
     "norm": "a number above 0, or a table with one for parameters, gradients or 'control variates'",
@@ -142,8 +142,8 @@ def _valid(
     if key == "algorithms" and len(first["loc"]) > 1:
         at = f"{at}.{first['loc'][1]}"
     if first["type"] == "extra_forbidden":
-        if variants is not None and (others := variants.with_key(key)):
-            raise BadInput(f"unknown key in {where} '{key}'; {others}")
+        if variants is not None:
+            raise variants.no_such_key(key)
         raise unknown(f"key in {where}" if where else "key", key, model.model_fields)
     if first["type"] == "missing":
         raise BadInput(f"{at} is missing")
@@ -153,6 +153,8 @@ def _valid(
 
 
 def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
@@ -229,15 +231,9 @@ class Variants(NamedTuple):
     chosen: str
     dials: dict[str, Any]  # the rest of the table
 
-    def with_key(self, key: str) -> str:
-        """Which other variants have a key, in words."""
-        having = [f"'{name}'" for name, (cls, _) in self.known.items() if key in _model(cls).model_fields]  # type: ignore[arg-type]
-        if not having:
-            return ""
-        return (
-            f"it goes with {self.key} {' or '.join(having)}, and {self.key} is '{self.chosen}'; "
-            f"{self.key} may be {', '.join(sorted(self.known))}"
-        )
+    def no_such_key(self, key: str) -> BadInput:
+        fields = {name: _model(cls).model_fields for name, (cls, _) in self.known.items()}  # type: ignore[arg-type]
+        return slips.no_such_key(self.where, key, self.key, self.chosen, fields)
 
     def filled(self) -> dict[str, Any]:
         cls, defaults = self.known[self.chosen]
@@ -268,25 +264,23 @@ def variant(where: str, table: Mapping[str, Any]) -> Variants:
     return Variants(where, key, known, name, dials)
 
 
-@dataclass(frozen=True)
-class _Clip:
-    """The part of [merge] that does not depend on its rule."""
-
-    clip: Norms | None
-
-    def __post_init__(self) -> None:
-        check_kinds("clip", self.clip)
+# The part of [merge] that does not depend on its rule.
+_HINTS = typing.get_type_hints(Merge, include_extras=True)
+_BESIDE = [(one.name, _HINTS[one.name], one) for one in dataclasses.fields(Merge) if one.name != "rule"]
+_BesideRule = dataclasses.make_dataclass("_BesideRule", _BESIDE)
 
 
 def _merge(table: Mapping[str, Any]) -> tuple[Variants, dict[str, Any]]:
-    rest = {"rule": "mean", **table}
-    return variant("merge", {key: rest[key] for key in rest if key != "clip"}), {"clip": rest.get("clip")}
+    """The rule of a [merge], and what is said beside it."""
+    beside = {name: table[name] for name, *_ in _BESIDE if name in table}
+    rest = {key: value for key, value in table.items() if key not in beside}
+    return variant("merge", {"rule": "mean", **rest}), _filled(_BesideRule, beside, "merge")
 
 
 def merge_of(table: Mapping[str, Any]) -> Merge:
-    rule, clip = _merge(table)
-    limit: _Clip = build(_Clip, clip, "merge")
-    return Merge(rule.build(), limit.clip)
+    rule, beside = _merge(table)
+    found: Merge = made(Merge, {"rule": rule.build(), **beside}, "merge")
+    return found
 
 
 # --- algorithms ------------------------------------------------------------------------------------------
@@ -360,8 +354,8 @@ def complete(tables: Mapping[str, Any]) -> dict[str, Any]:
     for place in ("problem", "fleet"):
         one = variant(place, found[place])
         found[place] = {one.key: one.chosen, **one.filled()}
-    rule, clip = _merge(found["merge"])
-    found["merge"] = {"rule": rule.chosen, **rule.filled(), **_filled(_Clip, clip, "merge")}
+    rule, beside = _merge(found["merge"])
+    found["merge"] = {"rule": rule.chosen, **rule.filled(), **beside}
     found["quorum"] = _filled(Quorum, found["quorum"], "quorum")
     for key, part in (("checks", Checks), ("faults", Faults)):
         found[key] = None if found[key] is None else _filled(part, found[key], key)

@@ -1,5 +1,6 @@
 """The command line.
 
+    board       all algorithms on all tasks and fleets
     commands    what can be asked for
     doctor      what is wrong or slow here
     keys        who is the server, and who may join
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 import warnings
@@ -59,7 +61,7 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        runs = {"run", "sweep", "serve", "local", "reproduce"} & set(sys.argv[1:])
+        runs = {"run", "sweep", "serve", "local", "reproduce", "board"} & set(sys.argv[1:])
         hint = "; a run that was saved can be resumed" if runs else ""
         print(f"error: {error.strerror or error}{where}{hint}", file=sys.stderr)
         sys.exit(1)
@@ -83,7 +85,10 @@ def _show_notices() -> None:
     otherwise = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-        if issubclass(category, Notice):
+        slow = re.match("There is a performance drop.* batching rule for ([^ ]+)[.] ", str(message))
+        if slow:
+            message = f"PyTorch computes {slow[1]} for one client after another, which is slower than for all"
+        if slow or issubclass(category, Notice):
             print(f"note: {message}", file=sys.stderr, flush=True)
         else:
             otherwise(message, category, *rest)

@@ -16,6 +16,7 @@ from rich.table import Table
 from fedsaddle import __version__
 from fedsaddle.border import files, plugins
 from fedsaddle.cli import keys, models
+from fedsaddle.cli.board import board
 from fedsaddle.cli.doctor import doctor
 from fedsaddle.cli.new import new
 from fedsaddle.cli.options import (
@@ -37,7 +38,7 @@ from fedsaddle.cli.options import (
 )
 from fedsaddle.cli.reproduce import reproduce
 from fedsaddle.cli.watch import watch
-from fedsaddle.errors import BadInput, meant, printable
+from fedsaddle.errors import BadInput, check_count, meant, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -247,7 +248,7 @@ def data(
 def _keep_faces(names: list[str], folder: Path | None) -> None:
     """CelebA may not be passed on by anybody: a person has it, and it is converted once."""
     if names != ["celeba"] or folder is None:
-        raise BadInput("faces are a person's to download: say fedsaddle data celeba --from FOLDER, by itself")
+        raise BadInput("faces are a person's to download: say only fedsaddle data celeba --from FOLDER")
     from fedsaddle.data import celeba
 
     kept = celeba.keep(folder)
@@ -291,6 +292,7 @@ def serve(
     ] = None,
 ) -> None:
     """Run an experiment on the devices that join."""
+    files.parse_address(listen, "--listen")
     which = chosen.experiment(experiment, "run")
 
     from fedsaddle.app import deploy
@@ -309,6 +311,7 @@ def local(
     nodes: Annotated[int, typer.Option(help="How many devices, each a process of this machine.")] = 4,
 ) -> None:
     """Try a deployment on this machine: a server, devices, keys, everything."""
+    check_count("--nodes", nodes)
     which = chosen.experiment(experiment, "run")
 
     from fedsaddle.app import deploy
@@ -340,6 +343,7 @@ def join(
     code: Code = None,
 ) -> None:
     """Take part in an experiment as one device."""
+    files.parse_address(server, "--server")
     plugins.check_approved(*files.read_tables(experiment), code or ())
 
     from fedsaddle.app import deploy
@@ -352,7 +356,7 @@ def join(
     raise typer.Exit(deploy.join(experiment, server, key, device, Terminal(out), **own))
 
 
-for _command in (reproduce, models.predict, models.export, models.sample, models.rescore, doctor):
+for _command in (reproduce, board, models.predict, models.export, models.sample, models.rescore, doctor):
     app.command()(_command)
 
 

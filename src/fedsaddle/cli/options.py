@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsaddle.border import files, plugins
-from fedsaddle.errors import BadInput, check_count, meant, unknown
+from fedsaddle.border import files, plugins, slips
+from fedsaddle.errors import BadInput, check_count, check_device, meant, unknown
 
 if TYPE_CHECKING:
     from fedsaddle.border.build import Wanted
@@ -131,6 +131,8 @@ class Chosen:
     def __post_init__(self) -> None:
         if self.rounds is not None:
             check_count("rounds", self.rounds)
+        if self.seeds is not None:
+            files.parse_seeds(self.seeds)
         if self.algorithm and not self.names:
             raise BadInput(
                 f"--algorithm takes names such as cdma-ada,cdma-one; got '{','.join(self.algorithm)}'"
@@ -154,17 +156,19 @@ class Chosen:
         """The experiment that is meant: the one that was given, or that of the folder to go on with."""
         experiment = given if given is not None else self._resumed(command)
         tables, folder = files.read_tables(experiment)
+        if folder is not None:
+            plugins.see_from(folder, tables)
+        files.assign(tables, self.set_ or (), {})
         known = tables.get("algorithms")
         swept = tables.get("sweep")
         if command == "sweep" and isinstance(swept, dict) and swept.get("settings"):
             known = swept["settings"]
-        changed = any(one.lstrip().startswith("algorithms") for one in self.set_ or ())
-        if isinstance(known, dict) and not changed:
+        if isinstance(known, dict):
             for name in self.names:
                 if meant(name, known) not in known:
                     raise unknown("algorithm in this experiment", name, known)
-        if not self.set_:  # which may change what is named
-            plugins.check_approved(tables, folder, self.code or (), self.names)
+        slips.check_names(tables, self.names)
+        plugins.check_approved(tables, None, self.code or (), self.names)
         return experiment
 
     def _resumed(self, command: str) -> str:
@@ -199,6 +203,8 @@ class Simulation:
 
     def __post_init__(self) -> None:
         engine_named(self.engine)
+        if self.device is not None:
+            check_device(self.device.lower())
         if not self.checkpoint_seconds >= 0:
             raise BadInput(f"--checkpoint-seconds must be at least 0, got {self.checkpoint_seconds}")
 
@@ -210,6 +216,39 @@ class Simulation:
             "device": self.device and self.device.lower(),
             "deterministic": self.deterministic,
         }
+
+
+@dataclass(frozen=True)
+class Sittings:
+    """What `reproduce` and `board` can be told, which run many trials in several sittings."""
+
+    device: DeviceOption = None
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Where the trials are kept; by default, below runs/.")
+    ] = None
+    page: Annotated[Path | None, typer.Option(help="The page; by default, in that folder.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the trials in that folder.")] = False
+    minutes: Annotated[float | None, typer.Option(help="Stop in time, to go on with --resume.")] = None
+    quick: Annotated[bool, typer.Option("--quick", help="All of it in little, on data that ship.")] = False
+    list_: Annotated[bool, typer.Option("--list", help="Show what there is, and how long it takes.")] = False
+    quiet: Quiet = False
+
+    def __post_init__(self) -> None:
+        if self.device is not None:
+            check_device(self.device.lower())
+        if self.minutes is not None and not 0 < self.minutes < float("inf"):
+            raise BadInput(f"--minutes must be above 0, got {self.minutes:g}")
+        if self.page is not None and self.page.suffix != ".md":
+            raise BadInput(
+                f"--page is a page of Markdown: say {self.page.with_suffix('.md')}, not {self.page}"
+            )
+
+    def place(self, name: str) -> Path:
+        return self.folder or Path("runs") / (f"{name}-quick" if self.quick else name)
+
+    @property
+    def on(self) -> str | None:
+        return self.device and self.device.lower()
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:

@@ -15,7 +15,8 @@ from fedsaddle.data.tables import is_table, load_table
 from fedsaddle.errors import BadInput, unknown
 from fedsaddle.problem import Federation
 
-CHUNK = {"cpu": 1_000, "cuda": 5_000}  # rows evaluated at a time: what a cache holds, or a GPU needs
+FULL_CHUNK = {"cpu": 1_000, "cuda": 5_000}  # rows evaluated at a time: what a cache holds, or a GPU needs
+CHUNK = dict(FULL_CHUNK)  # the same now: fewer, once memory has run out, until the study is over
 FEWEST = 50
 
 
@@ -73,6 +74,11 @@ def test_rows(data: Dataset) -> Federation:
     """The test rows, as one client would hold them: they too are moved to a device once."""
     rows = {"input": data.test_inputs, "label": data.test_labels}
     return Federation(rows, sizes=torch.tensor([len(data.test_labels)]))
+
+
+def as_usual(device: str) -> None:
+    """Evaluate as many rows at a time as before memory ran out: the last bits depend on it."""
+    CHUNK[device] = FULL_CHUNK[device]
 
 
 def fewer(device: str) -> int:

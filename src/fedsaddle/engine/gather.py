@@ -13,13 +13,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fedsaddle import draws
+from fedsaddle.engine.partial import cut_short
 from fedsaddle.engine.study import Lanes, Meeting, Study
 from fedsaddle.fleet import NEVER, Verdict, invite
 from fedsaddle.history import Gathering, History
 
 LOST = "lost"
+SEATS = 2  # of a cohort's key: what is drawn beside the cohort
 Refusals = dict[tuple[int, int, int], str]  # (lane, phase, client): why its answer is refused, or LOST
-AHEAD = 256  # lanes' phases that are drawn for at once
+SPAN = 256  # lanes' phases that are drawn for at once
 NOBODY = Gathering([], [], [], {}, [], 0.0, Verdict.ABANDON, [])  # where a history has ended
 
 
@@ -68,6 +71,7 @@ def gather(
     invited = invitations(study, round, number, out)
     again = before is not None and getattr(study.fleet, "once_a_round", False)
     delays = study.fleet.delays(seeds, round, 0 if again else number, invited, clock)
+    delays, cut = cut_short(study, round, number, invited, delays)
     twice: list[list[int]] = [[] for _ in study.seeds]
     why: list[dict[int, str]] = [{} for _ in study.seeds]
     if study.faults is not None:
@@ -92,7 +96,8 @@ def gather(
             waits = {client: waits[client] for client in asked}
         own = list(waits)
         bad = [place for place, client in enumerate(own) if client in why[lane]]
-        end = study.quorums[number].settle(list(waits.values()), bad)
+        seats = seats_of(study, lane, round, number, own)
+        end = study.quorums[number].settle(list(waits.values()), bad, strata_among(study, own), seats)
         meeting.append(
             Gathering(
                 own,
@@ -104,9 +109,24 @@ def gather(
                 end.verdict,
                 [client for client, wait in waits.items() if client in twice[lane] and wait < NEVER],
                 end.answered,
+                steps={own[at]: cut[lane][own[at]] for at in end.accepted if own[at] in cut[lane]},
             )
         )
     return meeting
+
+
+def seats_of(study: Study, lane: int, round: int, number: int, cohort: list[int]) -> Counter[int] | None:
+    """How many answers of each stratum a phase waits for, if it goes by that."""
+    quorum = study.quorums[number]
+    if study.strata is None or not quorum.stratified or not cohort:
+        return None
+    key = draws.fold(draws.key(draws.COHORT, study.lane_seeds[lane], round, number), SEATS)
+    return quorum.seats(study.strata[cohort].tolist(), int(draws.words(key, 1)))
+
+
+def strata_among(study: Study, cohort: list[int]) -> list[int]:
+    """The strata of a cohort's clients; none, if there are none."""
+    return [] if study.strata is None else study.strata[cohort].tolist()
 
 
 def invitations(study: Study, round: int, number: int, out: list[set[int]]) -> Tensor:
@@ -129,7 +149,7 @@ def invitations(study: Study, round: int, number: int, out: list[set[int]]) -> T
 def drawn_ahead(study: Study, what: str, round: int, draw: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """What is drawn for a round, (phase, lane, ...): with those beside it, which costs no more than one."""
     phases = len(study.algorithm.phases())
-    span = max(1, AHEAD // (len(study.seeds) * phases))
+    span = max(1, SPAN // (len(study.seeds) * phases))
     first = round - round % span
     if study.drawn.get(what, (None,))[0] != first:
         rounds = torch.arange(first, first + span)[:, None, None]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from fedsaddle.errors import BadInput
+from fedsaddle.errors import BadInput, check_device
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of glibc's mallopt
 
@@ -20,8 +19,7 @@ def device_named(name: str) -> torch.device:
     there = torch.cuda.is_available()
     if name == "auto":
         return torch.device("cuda" if there else "cpu")
-    if name != "cpu" and not re.fullmatch(r"cuda(:\d{1,3})?", name):
-        raise BadInput(f"device must be auto, cpu or cuda, got '{name}'")
+    check_device(name)
     device = torch.device(name)
     if device.type == "cuda" and (not there or (device.index or 0) >= torch.cuda.device_count()):
         raise BadInput(f"device {name}: this PyTorch finds {torch.cuda.device_count()} GPUs; use device cpu")

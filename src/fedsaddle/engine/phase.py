@@ -5,7 +5,7 @@ These are functions of tensors. Who computes the answers, and where, is an execu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,33 +17,45 @@ from fedsaddle import draws
 from fedsaddle.checks import bounds, judge
 from fedsaddle.core import Algorithm, Message, Pair, Turn
 from fedsaddle.engine.gather import drawn_ahead
+from fedsaddle.engine.partial import planned_steps
 from fedsaddle.engine.study import Calls, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Task, Visits, projected, untouched
 from fedsaddle.errors import BadInput
-from fedsaddle.merges import clipped
+from fedsaddle.merges import clipped, weighted
 
 Answers = Callable[[Task, Extent, Visits], Answer | Lost]
 
 
 def calls_of(
-    study: Study, completed: list[int], round: int, number: int, asked: list[list[int]]
+    study: Study,
+    completed: list[int],
+    round: int,
+    number: int,
+    asked: list[list[int]],
+    cut: Sequence[Mapping[int, int]] = (),
 ) -> tuple[Calls, Extent]:
-    """The flat list of the clients that each lane asks, and how far the computation must reach."""
+    """The flat list of the clients that each lane asks, and how far the computation must reach.
+
+    The walks of some may have been `cut` short, to so many steps: by lane and client.
+    """
     counts = [len(clients) for clients in asked]
     client = torch.tensor([number for clients in asked for number in clients])
-    phase = study.algorithm.phases()[number]
-    chances = [0.0] * len(study.seeds)
-    if phase.varied:
-        key = draws.key(draws.STEPS, study.lane_seeds, round, number)
-        chances = draws.uniform(key, 1).squeeze(-1).tolist()
-    steps = [phase.length(chance) for chance in chances]
-
-    walks = [own for own, count in zip(steps, counts, strict=True) if count]
+    planned = planned_steps(study, round, number)
+    by_lane = [
+        [own.get(client, steps) for client in clients]
+        for clients, own, steps in zip(asked, cut or [{} for _ in asked], planned, strict=True)
+    ]
+    if any(n > steps for own, steps in zip(by_lane, planned, strict=True) for n in own):
+        raise BadInput(f"the history of round {round} has a walk of more steps than were asked for")
+    walks = [steps for own in by_lane for steps in own]
     rows = int(study.problem.federation.sizes[client].max())
     extent = Extent(max(walks), rows, ragged=min(walks) < max(walks))
 
     def keys(rounds: Tensor, phases: Tensor) -> Tensor:
         return draws.key(draws.BATCHES, study.lane_seeds, rounds, phases)
+
+    def chances(rounds: Tensor, phases: Tensor) -> Tensor:
+        return draws.uniform(draws.key(draws.STEPS, study.lane_seeds, rounds, phases), 1).squeeze(-1)
 
     lane, place, answers = layout(tuple(counts), study.quorums[number].wanted)
     host = Calls(
@@ -52,13 +64,17 @@ def calls_of(
         place,
         answers,
         torch.tensor(completed),
-        torch.tensor(steps),
+        torch.tensor(planned),
+        drawn_ahead(study, "chances", round, chances)[number],
         drawn_ahead(study, "keys", round, keys)[number],
+        torch.tensor(walks),
+        torch.tensor([sum(own) / max(1, len(own)) for own in by_lane], dtype=torch.float64),
         corrupted(study, round, number, lane, client),
     )
     if study.device.type == "cpu":
         return host, extent
-    return Calls(*(values.to(study.device, non_blocking=True) for values in host)), extent
+    moved: Calls = tree_map(lambda values: values.to(study.device, non_blocking=True), host)
+    return moved, extent
 
 
 @lru_cache(maxsize=8)
@@ -115,9 +131,9 @@ def padded(inputs: PhaseInputs, visits: int) -> PhaseInputs:
     """What a phase is given, with its last visit again and again until there are so many."""
     calls, kept = inputs.calls, inputs.kept
     place = torch.arange(visits, device=calls.lane.device).clamp(max=len(calls.lane) - 1)
-    lane, client, corrupt = (values[place] for values in (calls.lane, calls.client, calls.corrupt))
-    calls = calls._replace(lane=lane, client=client, corrupt=corrupt)
-    return PhaseInputs(inputs.server, calls, tree_map(lambda rows: rows[place], kept))
+    by_visit = {name: getattr(calls, name)[place] for name in ("lane", "client", "steps", "corrupt")}
+    kept, weight = tree_map(lambda rows: rows[place], (kept, calls.weight))
+    return PhaseInputs(inputs.server, calls._replace(**by_visit, weight=weight), kept)
 
 
 def without_padding(result: PhaseResult, visits: int) -> PhaseResult:
@@ -135,9 +151,15 @@ def send(study: Study, server: Any, number: int) -> Message:
 def visits_of(study: Study, down: Message, calls: Calls, kept: Pair | None) -> Visits:
     """Who is asked, and all that is sent."""
     dtype = next(iter(down.values())).x.dtype
-    by_lane = {"hyper": study.hyper, "down": down, "t": calls.t.to(dtype), "steps": calls.steps}
+    by_lane = {
+        "hyper": study.hyper,
+        "down": down,
+        "t": calls.t.to(dtype),
+        "planned": calls.planned,
+        "chance": calls.chance,
+    }
     key = draws.fold(calls.key[calls.lane], calls.client)
-    return Visits(by_lane, calls.lane, calls.client, key, kept)
+    return Visits(by_lane, calls.lane, calls.client, key, calls.steps, kept)
 
 
 def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> Any:
@@ -157,11 +179,18 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
             raise BadInput(f"{who} must give a server as it was: {looks(server)}, not {looks(after)}")
         return after
 
-    turn = Turn(calls.t.to(count.dtype), count / len(study.problem.federation))
+    turn = Turn(
+        calls.t.to(count.dtype),
+        count / len(study.problem.federation),
+        calls.mean_steps,
+        calls.chance,
+    )
     clips = bounds(study.merge.clip, study.kinds[number])
-    if clips:
+    if clips or isinstance(calls.weight, Tensor):
         sent: Message = tree_map(lambda values: values[calls.lane], send(study, server, number))
         up = clipped(up, sent, clips)
+    if isinstance(calls.weight, Tensor):
+        up = weighted(up, sent, calls.weight, study.kinds[number])
     merged = tree_map(lambda answers: study.merge.rule(answers[calls.place], there), up)
     return study.per_lane(one, server, turn, merged)
 

@@ -18,7 +18,8 @@ from fedsaddle.core import Pair
 from fedsaddle.engine.gather import LOST, NOBODY, Arrivals, Refusals, Simulated
 from fedsaddle.engine.kept import kept_by, remember, undo
 from fedsaddle.engine.phase import calls_of, lane_where
-from fedsaddle.engine.study import Calls, Event, Lanes, Lost, Meeting, PhaseInputs, Posted, Study
+from fedsaddle.engine.propensity import copied, count, weights_of
+from fedsaddle.engine.study import Attendance, Calls, Event, Lanes, Lost, Meeting, PhaseInputs, Posted, Study
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Verdict
 from fedsaddle.history import Told
@@ -66,18 +67,22 @@ class Ledger:
     posted: list[Counter[Posted]]
     strikes: list[Counter[int]]
     playing: list[bool]  # lanes that have not abandoned the round
+    attendance: Attendance | None  # of who is used, if answers are weighted by it
     events: list[Event] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
+    met: list[Meeting] = field(default_factory=list)  # phase by phase
 
     @staticmethod
     def of(study: Study, lanes: Lanes, round: int) -> Ledger:
         posted = [Counter(counts) for counts in lanes.posted]
         strikes = [Counter(counts) for counts in lanes.strikes]
-        return Ledger(study, round, list(lanes.clock), posted, strikes, list(lanes.alive))
+        clock, alive, attendance = list(lanes.clock), list(lanes.alive), copied(lanes.attendance)
+        return Ledger(study, round, clock, posted, strikes, alive, attendance)
 
     def enter(self, number: int, meeting: Meeting, refused: Refusals) -> None:
         """Count the messages and the time of one phase. A lane with too few answers abandons the round."""
         study, phase = self.study, self.study.algorithm.phases()[number].name
+        self.met.append(meeting)
         for lane in which(self.playing):
             end, name, seed = meeting[lane], study.names[lane] if study.names else "", study.seeds[lane]
             if end is NOBODY:
@@ -86,6 +91,10 @@ class Ledger:
                 )
             self.told.append(Told(name, seed, self.round, number, end))
             self.clock[lane] += end.seconds
+            if self.attendance is not None:
+                # Of clients that answered before, whoever was drawn then was to be used.
+                first = self.met[0][lane] if number and study.cohorts == "answered" else end
+                count(self.attendance, lane, number, [*first.invited, *first.away], end)
             posted = self.posted[lane]
             posted[Posted("down", number)] += len(end.invited)
             posted[Posted("up", number)] += len(end.used)
@@ -133,7 +142,11 @@ def compute(study: Study, lanes: Lanes, ledger: Ledger, arrivals: Arrivals, refu
             sorted(end.used) if on else [] for end, on in zip(meetings[number], ledger.playing, strict=True)
         ]
         state.asked.update(which(ledger.playing))
-        calls, extent = calls_of(study, lanes.completed, round, number, asked)
+        cut = [end.steps for end in meetings[number]]
+        calls, extent = calls_of(study, lanes.completed, round, number, asked, cut)
+        if lanes.attendance is not None:
+            weight = weights_of(lanes.attendance, number, asked, study.merge.most_weight)
+            calls = calls._replace(weight=weight.to(study.device))
         kept = kept_by(lanes.memory, calls)
         result = study.executor.run(study, number, extent, PhaseInputs(state.server, calls, kept))
         if isinstance(result, Lost):
@@ -177,6 +190,7 @@ def settle(study: Study, lanes: Lanes, ledger: Ledger, state: Computed) -> Lanes
         posted=ledger.posted,
         alive=[on and ok for on, ok in zip(lanes.alive, state.finite, strict=True)],
         strikes=ledger.strikes,
+        attendance=ledger.attendance,
     )
 
 

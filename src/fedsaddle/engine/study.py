@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 
 from fedsaddle.checks import Checks
 from fedsaddle.core import Algorithm, Pair, Remembers
+from fedsaddle.data.federated import as_usual
 from fedsaddle.engine.accounting import kinds_up
 from fedsaddle.engine.memory import until_it_fits
 from fedsaddle.engine.visits import Extent, Nothing, Task, projected
@@ -62,9 +63,13 @@ class Calls(NamedTuple):
     place: Tensor  # (lane, answer): where a lane's answers are among the visits
     answers: Tensor  # (lane,): how many it has; none for a lane that sits out
     t: Tensor  # (lane,): rounds completed before this one
-    steps: Tensor  # (lane,)
+    planned: Tensor  # (lane,): the local steps of a walk that is not cut short
+    chance: Tensor  # (lane,): a draw that all of its clients have in common
     key: Tensor  # (lane,): what all draws of its clients come from
+    steps: Tensor  # (visit,): the local steps that it makes
+    mean_steps: Tensor  # (lane,): that of a lane's visits
     corrupt: Tensor  # (visit,): whether its answer is spoilt
+    weight: Tensor | Nothing = ()  # (visit,): what its answer counts, where that is not once
 
 
 class PhaseInputs(NamedTuple):
@@ -82,6 +87,13 @@ class PhaseResult(NamedTuple):
     keep: Pair | Nothing = ()  # (visit, value): what the clients will keep
     verdict: Tensor | Nothing = ()  # (visit,): of answers that are checked
     finite: Tensor | Nothing = ()  # (lane,): after the last phase
+
+
+class Attendance(NamedTuple):
+    """How often clients were invited and used, (lane, phase, client): see `engine.propensity`."""
+
+    invited: Tensor
+    used: Tensor
 
 
 class Lost(NamedTuple):
@@ -157,6 +169,7 @@ class Study:
         """
         self.executor.release(self)
         release(self.device)
+        as_usual(self.device.type)
         self.next_meetings.clear()
         self.drawn.clear()
 
@@ -176,7 +189,8 @@ class Study:
         return [kinds_up(phase) for phase in self.algorithm.phases()]
 
     def task(self, number: int) -> Task:
-        return Task(self.problem, self.federation, self.algorithm, number, self.batch, self.steady)
+        cut = self.quorum.partial_work is not None and self.algorithm.phases()[number].length(0.0) > 0
+        return Task(self.problem, self.federation, self.algorithm, number, self.batch, self.steady, cut)
 
     def per_lane(self, rule: Callable[..., Any], *stacked: Any) -> Any:
         """rule(algorithm, ...) for every lane, with the lane's own hyperparameters."""
@@ -200,6 +214,7 @@ class Lanes:
     alive: list[bool]
     strikes: list[Counter[int]] = field(default_factory=list)  # refused answers of each client
     collapsed: list[bool] = field(default_factory=list)  # lanes of which that has been said
+    attendance: Attendance | None = None  # of who was used, where answers are weighted by it
 
 
 def begin(study: Study, memory: bool = True) -> Lanes:
@@ -215,7 +230,11 @@ def begin(study: Study, memory: bool = True) -> Lanes:
     server = study.per_lane(lambda algorithm, z: algorithm.init(z), z)
     posted: list[Counter[Posted]] = [Counter() for _ in range(n)]
     strikes: list[Counter[int]] = [Counter() for _ in range(n)]
-    return Lanes(server, held, [0] * n, [0.0] * n, posted, [True] * n, strikes, [False] * n)
+    attendance = None
+    if study.merge.weighted:
+        shape = (n, len(study.algorithm.phases()), len(study.problem.federation))
+        attendance = Attendance(*torch.zeros(2, *shape, dtype=torch.float64))
+    return Lanes(server, held, [0] * n, [0.0] * n, posted, [True] * n, strikes, [False] * n, attendance)
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsaddle import draws
-from fedsaddle.core import Algorithm, Message, Pair
+from fedsaddle.core import Algorithm, Message, Pair, where
 from fedsaddle.engine.compile.trace import Unrecordable
 from fedsaddle.errors import BadInput, shown
 from fedsaddle.mishaps import told_if_theirs
@@ -46,29 +46,32 @@ class Visits:
     the visits takes only its part of the memory.
     """
 
-    by_lane: Given  # (lane, ...): hyper, down, t and steps
+    by_lane: Given  # (lane, ...): hyper, down, t, planned and chance
     lane: Tensor  # (visit,)
     client: Tensor
     key: Tensor
+    steps: Tensor
     kept: Pair | None = None  # (visit, value): what the clients have kept
 
     @property
     def rest(self) -> tuple[Any, ...]:
         """All but what is by lane."""
-        return (self.lane, self.client, self.key, *([] if self.kept is None else [self.kept]))
+        return (self.lane, self.client, self.key, self.steps, *([] if self.kept is None else [self.kept]))
 
     def __len__(self) -> int:
         return len(self.lane)
 
     def part(self, start: int, stop: int) -> Visits:
         kept = None if self.kept is None else Pair(self.kept.x[start:stop], self.kept.y[start:stop])
-        lane, client, key = (rows[start:stop] for rows in (self.lane, self.client, self.key))
-        return Visits(self.by_lane, lane, client, key, kept)
+        lane, client, key, steps = (
+            rows[start:stop] for rows in (self.lane, self.client, self.key, self.steps)
+        )
+        return Visits(self.by_lane, lane, client, key, steps, kept)
 
     def given(self, federation: Federation) -> Given:
         """All that each visit's client is given."""
         given: Given = tree_map(lambda values: values[self.lane], self.by_lane)
-        given["key"] = self.key
+        given["key"], given["steps"] = self.key, self.steps
         given["offset"], given["size"] = federation.offsets[self.client], federation.sizes[self.client]
         given["own"] = {name: table[self.client] for name, table in federation.own.items()}
         if self.kept is not None:
@@ -85,6 +88,8 @@ class Task(NamedTuple):
     phase: int
     batch: int  # rows of a minibatch
     steady: Steady = AS_THEY_ARE  # how long its steps may be
+    partial: bool = False  # whether walks may be cut short
+    over: Callable[[int], bool] | None = None  # after so many steps: whether a real walk is out of time
 
 
 class Extent(NamedTuple):
@@ -235,6 +240,8 @@ class Oracle:
     key: Tensor
     offset: Tensor  # where the client's rows begin
     size: Tensor  # how many there are
+    planned: Tensor  # the local steps of a walk that is not cut short
+    chance: Tensor
     steps: Tensor
     own: dict[str, Tensor]
     kept: Pair | None = None
@@ -267,8 +274,17 @@ class Oracle:
         z, self._walk = start, self._ahead(start)
         for step in range(len(self.batch_rows)):
             z = self._step(move, start, z, step)
+            if self.task.over is not None and self.task.over(step + 1):
+                self.steps = torch.full_like(self.steps, step + 1)
+                break
         self._walk = None
         return z
+
+    def normalised(self, start: Pair, end: Pair) -> Pair:
+        if not self.task.partial:
+            return end
+        whole = start + (self.planned.to(start.x.dtype) / self.steps) * (end - start)
+        return where(self.steps < self.planned, whole, end)
 
     def _part(self, move: Callable[..., T], start: T, stage: Stage) -> T:
         """What a stage has to do with the walk."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +34,8 @@ from fedsaddle.flower.wire import (
     COUNT,
     FACT,
     HEADER,
+    MADE,
+    PARTIAL,
     Header,
     Refused,
     agreement,
@@ -40,6 +43,7 @@ from fedsaddle.flower.wire import (
     header_of,
     integer,
     pack,
+    real,
     size_of,
     unpack,
 )
@@ -113,6 +117,19 @@ class Site:
 
 
 @dataclass
+class Stopwatch:
+    """Ends a walk when its time is over, and knows how many steps it has made."""
+
+    seconds: float
+    steps: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def __call__(self, made: int) -> bool:
+        self.steps = made
+        return time.monotonic() - self.began >= self.seconds
+
+
+@dataclass
 class LaneOnDevice:
     """One algorithm with one seed, as a device sees it."""
 
@@ -133,12 +150,25 @@ class LaneOnDevice:
         memory = self._fresh.memory
         return None if memory is None else Pair(memory.x[0, client], memory.y[0, client])
 
-    def answer(self, client: int, t: int, round: int, phase: int, down: Message, kept: Pair | None) -> Any:
-        """What goes `up` and what to `keep`, as the simulator's loop over single clients computes it."""
+    def answer(
+        self,
+        client: int,
+        t: int,
+        round: int,
+        phase: int,
+        down: Message,
+        kept: Pair | None,
+        watch: Stopwatch | None = None,
+    ) -> Any:
+        """What goes `up` and what to `keep`, as the simulator's loop over single clients computes it.
+
+        With a `watch`, the walk ends when that says so.
+        """
         calls, extent = calls_of(self.study, [t], round, phase, [[client]])
         stacked = {name: _stack(pair) for name, pair in down.items()}
         visits = visits_of(self.study, stacked, calls, None if kept is None else _stack(kept))
-        found = Loop().answers(self.study.task(phase), extent, visits)
+        task = self.study.task(phase)._replace(partial=watch is not None, over=watch)
+        found = Loop().answers(task, extent, visits)
         keep = Pair(found.keep.x[0], found.keep.y[0]) if isinstance(found.keep, Pair) else None
         return _first(found.up), keep
 
@@ -222,6 +252,9 @@ def visit(site: Site, records: RecordDict) -> tuple[Header, Message]:
     if not re.fullmatch(r"[0-9a-f]{32}", run):
         raise Refused(f"run must be 32 hexadecimal digits, got {run[:40]}")
     check_rows(site.policy, lane.study, phase, down, site.client)
+    watch = Stopwatch(real(header, PARTIAL, 0.0, MOST)) if PARTIAL in header else None
+    if watch is not None and not lane.study.algorithm.phases()[phase].partial:
+        raise Refused(f"{algorithm} counts on all steps of a walk")
     site.logbook.enter(site.policy, run, algorithm, seed, round, phase)
 
     blank, kept, memory = lane.blank(site.client), None, None
@@ -229,10 +262,10 @@ def visit(site: Site, records: RecordDict) -> tuple[Header, Message]:
         memory = Memory(site.folder, run, algorithm, seed)
         kept = memory.recall(last, blank)
     learn(lane.study.problem, header)
-    up, keep = lane.answer(site.client, t, round, phase, down, kept)
+    up, keep = lane.answer(site.client, t, round, phase, down, kept, watch)
     if memory is not None and keep is not None:
         memory.keep(round, keep)
-    return header, up
+    return header | ({} if watch is None else {MADE: watch.steps}), up
 
 
 def learn(problem: Problem, header: Header) -> None:

@@ -342,14 +342,6 @@ def join(site: Site, address: Address, app: App | None = None) -> int:
     return 0
 
 
-def parse_address(text: str, what: str) -> tuple[str, int]:
-    """HOST:PORT"""
-    host, sign, port = text.rpartition(":")
-    if not sign or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise BadInput(f"{what} takes HOST:PORT, such as 127.0.0.1:9092; got '{text}'")
-    return host.strip("[]"), int(port)
-
-
 def free_port() -> int:
     """A port of this machine's loopback that nobody listens on."""
     import socket

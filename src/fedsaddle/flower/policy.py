@@ -98,7 +98,8 @@ class _Oracle:
     """A client that answers anything, and notes what it was asked for."""
 
     def __init__(self, kept: Pair) -> None:
-        self.t, self.kept, self.asked = torch.ones(()), kept, set[str]()
+        self.t = self.steps = self.chance = torch.ones(())
+        self.kept, self.asked = kept, set[str]()
 
     def grad(self, z: Pair, xi: object) -> Pair:
         return z
@@ -109,6 +110,9 @@ class _Oracle:
 
     def project(self, z: Pair) -> Pair:
         return z
+
+    def normalised(self, start: Pair, end: Pair) -> Pair:
+        return end
 
     def walk(self, move: Callable[..., Any], start: Any) -> Any:
         self.asked.add("minibatches")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +21,8 @@ import torch
 
 from fedsaddle.checks import bounds
 from fedsaddle.core import Message, Remembers
+from fedsaddle.engine.gather import seats_of
+from fedsaddle.engine.partial import planned_steps
 from fedsaddle.engine.round import which
 from fedsaddle.engine.study import Event, Lanes, Study
 from fedsaddle.errors import MOST, BadInput
@@ -164,11 +167,14 @@ class Deployment:
             self._wait_for_nodes(study.quorums[number], order, self.roll.barred(most))
         else:
             order = [client for client in before.invited if client in before.used]
-        kept = partial(self._kept_by, name, seed)
+        kept, quorum = partial(self._kept_by, name, seed), study.quorums[number]
+        barred, every = self.roll.barred(most), [0] * len(study.problem.federation)
+        cohort = [client for client in order if client not in barred][: quorum.invite]
+        seats = seats_of(study, lane, round, number, cohort)
         measure = Measure(self.usual, f"{name} {seed} {number}", down, lambda client: kept(client) < 0)
         wait = Wait(
             self.roll,
-            study.quorums[number],
+            quorum,
             name,
             seed,
             round,
@@ -180,8 +186,14 @@ class Deployment:
             limits,
             most,
             measure,
+            planned_steps(study, round, number)[lane],
+            study.quorum.partial_work if study.task(number).partial else None,
+            every if study.strata is None or seats is None else study.strata.tolist(),
+            seats or Counter({0: quorum.wanted}),
         )
-        return Heard(wait.end(order), wait.good, measure)
+        end = wait.end(order)
+        # Who was away is known for the weights alone: it may be nearly everybody.
+        return Heard(end if study.merge.weighted else end._replace(away=()), wait.good, measure)
 
     def _order(self, study: Study, seed: int, round: int, number: int) -> list[int]:
         """All clients, in the order in which they are invited: it begins as the simulator's cohort does."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from fedsaddle.runs import Plan
 HEADER, FLOATS = "header", "floats"
 OVERHEAD = 1 << 20  # bytes that a message may have besides its floats
 COUNT, FACT = "count.", "fact."  # what a device tells of its rows, and what follows from all of them
+PARTIAL, MADE = "seconds", "steps"  # how long a walk may take, and the steps that it has made
 TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 Header = dict[str, int | str]
@@ -81,6 +83,17 @@ def integer(header: Header, key: str, least: int, most: int) -> int:
     value = header.get(key)
     if type(value) is not int or not least <= value <= most:
         raise Refused(f"{key} must be a whole number from {least} to {most}, got {str(value)[:40]}")
+    return value
+
+
+def real(header: Header, key: str, least: float, most: float) -> float:
+    """A number from a header, where it stands as text."""
+    try:
+        value = float(header[key])
+    except (KeyError, ValueError):
+        value = math.nan
+    if not least <= value <= most:
+        raise Refused(f"{key} must be a number from {least:g} to {most:g}, got {str(header.get(key))[:40]}")
     return value
 
 

@@ -7,16 +7,8 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from fedsaddle.paper.drawing import Curves, draw_panel, draw_panels, draw_samples
-from fedsaddle.paper.evidence import (
-    Evidence,
-    Interval,
-    mean_interval,
-    reach,
-    setting_of,
-    share_interval,
-    spent_on,
-)
-from fedsaddle.paper.hall import SETTINGS, Exhibit, Hall, number, table
+from fedsaddle.paper.evidence import Evidence, reach, setting_of
+from fedsaddle.paper.hall import SETTINGS, Exhibit, Hall
 from fedsaddle.paper.trials import (
     COHORTS,
     CONTESTS,
@@ -24,12 +16,16 @@ from fedsaddle.paper.trials import (
     TWO_PHASES,
     Contest,
     data_of,
+    memory_of,
     missing,
     panel_trial,
     spots_of,
     winners_of,
 )
+from fedsaddle.report.markdown import number, table
+from fedsaddle.report.paired import Interval, mean_interval, share_interval
 from fedsaddle.report.reading import Lane, Series
+from fedsaddle.report.spent import spent_on
 from fedsaddle.report.statistics import short_count
 from fedsaddle.report.sweeps import families_of, setting_shown
 
@@ -216,6 +212,35 @@ def chosen_settings(exhibit: Exhibit, hall: Hall) -> Iterator[str]:
         yield f"{data_of(contest, hall.form)}, chosen by `{contest.by}` (its mean in brackets):"
         yield ""
         yield from table(header, rows)
+        if exhibit.memory:
+            yield from _by_rho(hall, contest)
+
+
+def _by_rho(hall: Hall, contest: Contest) -> Iterator[str]:
+    """CDMA-ADA's best setting for each rho, of equally many, with fresh seeds."""
+    run = hall.run(memory_of(contest.name))
+    if run is None:
+        yield "CDMA-ADA by rho: not run yet."
+        yield ""
+        return
+    series = {one.label: one for one in run.series}
+    found = Evidence(contest, COHORTS[0], SETTINGS[0], series, spent_on(run), hall.out)
+    metric, measure = contest.metrics[0], contest.measure
+    dead = found.dead(metric)
+    settings = {label: one.setting for label, one in series.items()}
+    rows = [
+        [
+            setting_shown(settings[label]["rho"]),
+            _told(settings[label], settings[label]),
+            _with_interval(list(own.values())),
+            f"{dead[label]} of {len(own)}",
+        ]
+        for label, own in found.values(metric, measure).items()
+        if own
+    ]
+    yield f"CDMA-ADA's best setting for each rho, of equally many, with fresh seeds, `{metric}`:"
+    yield ""
+    yield from table(["rho", "setting", "mean, 95 %", "dead seeds"], rows)
 
 
 def _chosen(hall: Hall, contest: Contest, cohorts: str, published: Mapping[str, Any]) -> dict[str, str]:

@@ -19,14 +19,25 @@ from itertools import product
 from statistics import fmean
 from typing import NamedTuple, Protocol
 
-from fedsaddle.paper.evidence import BySeed, Compared, Evidence, Interval, compare, is_finished
+from fedsaddle.paper.evidence import Evidence, by_memory
 from fedsaddle.paper.grids import THIRD
-from fedsaddle.paper.trials import TWO_PHASES, winners_of
+from fedsaddle.paper.trials import MEMORY, TWO_PHASES
 from fedsaddle.report.comparing import FEWEST_SEEDS, LEVEL, holm
-from fedsaddle.report.reading import Series, read_run
+from fedsaddle.report.paired import BySeed, Compared, Interval, compare
+from fedsaddle.report.reading import Series
 
 CONFIRMED, CONTRADICTED, UNDECIDED = "confirmed", "contradicted", "undecided"
 Tests = Mapping[tuple[str, str], Compared]
+
+
+class Judging(NamedTuple):
+    """What a rule decides by: one measure of one metric, and the corrected tests of all pairs."""
+
+    found: Evidence
+    metric: str
+    measure: str
+    tests: Tests
+    values: BySeed
 
 
 class Ruling(NamedTuple):
@@ -38,6 +49,7 @@ class Ruling(NamedTuple):
     interval: Interval = Interval(-math.inf, math.inf)
     seeds: int = 0
     by: str = ""  # mean, median, or what else the effect is
+    p: float | None = None  # of that pair, corrected
 
 
 class Criterion(Protocol):
@@ -46,7 +58,7 @@ class Criterion(Protocol):
     def pairs(self, labels: Sequence[str]) -> list[tuple[str, str]]:
         """Who has to be compared with whom."""
 
-    def decide(self, found: Evidence, tests: Tests, values: BySeed) -> Ruling:
+    def decide(self, at: Judging) -> Ruling:
         """A ruling, given the corrected tests."""
 
 
@@ -59,7 +71,9 @@ def _apart(told: Compared) -> int:
 
 def _ruling(verdict: str, shown: Compared, told: str = "") -> Ruling:
     words = told or f"{shown.one} against {shown.rival}"
-    return Ruling(verdict, words, shown.effect, shown.interval, shown.seeds, shown.by)
+    if shown.seeds < FEWEST_SEEDS:
+        words += f"; fewer than {FEWEST_SEEDS} seeds decide nothing"
+    return Ruling(verdict, words, shown.effect, shown.interval, shown.seeds, shown.by, shown.p)
 
 
 # --- rules -----------------------------------------------------------------------------------------------
@@ -75,9 +89,9 @@ class Ahead:
     def pairs(self, labels: Sequence[str]) -> list[tuple[str, str]]:
         return [pair for pair in product(self.who, self.of) if set(pair) <= set(labels)]
 
-    def decide(self, found: Evidence, tests: Tests, values: BySeed) -> Ruling:
-        told = [tests[pair] for pair in self.pairs(list(values))]
-        lost = [name for name in (*self.who, *self.of) if name not in values]
+    def decide(self, at: Judging) -> Ruling:
+        told = [at.tests[pair] for pair in self.pairs(list(at.values))]
+        lost = [name for name in (*self.who, *self.of) if name not in at.values]
         if not told:
             return Ruling(UNDECIDED, f"no seed of {', '.join(lost)} came to its end")
         closest = min(told, key=lambda one: one.effect)
@@ -87,7 +101,8 @@ class Ahead:
         level = [one for one in told if _apart(one) == 0]
         if level or lost:
             many = f" and {len(level) - 1} more" if len(level) > 1 else ""
-            return _ruling(UNDECIDED, closest, f"{closest.one} against {closest.rival}{many}")
+            gone = f"; no setting of {', '.join(lost)} survived" if lost else ""
+            return _ruling(UNDECIDED, closest, f"{closest.one} against {closest.rival}{many}{gone}")
         return _ruling(CONFIRMED, closest)
 
 
@@ -102,13 +117,15 @@ class Level:
     def pairs(self, labels: Sequence[str]) -> list[tuple[str, str]]:
         return [(self.one, self.other)] if {self.one, self.other} <= set(labels) else []
 
-    def decide(self, found: Evidence, tests: Tests, values: BySeed) -> Ruling:
-        if not self.pairs(list(values)):
+    def decide(self, at: Judging) -> Ruling:
+        if not self.pairs(list(at.values)):
             return Ruling(UNDECIDED, "one of the two has no seed that came to its end")
-        told = tests[self.one, self.other]
+        told = at.tests[self.one, self.other]
         low, high = told.interval
         words = f"{told.one} against {told.rival}, within {self.margin:g}"
-        if -self.margin <= low and high <= self.margin and told.seeds >= FEWEST_SEEDS:
+        if told.seeds < FEWEST_SEEDS:
+            return _ruling(UNDECIDED, told, words)
+        if -self.margin <= low and high <= self.margin:
             return _ruling(CONFIRMED, told, words)
         beyond = low > self.margin or high < -self.margin
         return _ruling(CONTRADICTED if beyond else UNDECIDED, told, words)
@@ -124,21 +141,22 @@ class BestAt:
     def pairs(self, labels: Sequence[str]) -> list[tuple[str, str]]:
         return [pair for pair in product(self.some, self.others) if set(pair) <= set(labels)]
 
-    def decide(self, found: Evidence, tests: Tests, values: BySeed) -> Ruling:
-        pairs = self.pairs(list(values))
+    def decide(self, at: Judging) -> Ruling:
+        pairs = self.pairs(list(at.values))
         if not pairs:
             return Ruling(UNDECIDED, "none of them has a seed that came to its end")
-        cost = found.metric(found.contest.metrics[0]).cost
-        some = [name for name in self.some if name in values]
-        first = min(some, key=lambda name: cost(fmean(values[name].values())))
-        own = [tests[pair] for pair in pairs if pair[0] == first]
         for rival in {pair[1] for pair in pairs}:
-            against = [tests[pair] for pair in pairs if pair[1] == rival]
+            against = [at.tests[pair] for pair in pairs if pair[1] == rival]
             if all(_apart(one) < 0 for one in against):
                 return _ruling(CONTRADICTED, min(against, key=lambda one: one.effect))
-        closest = min(own, key=lambda one: one.effect)
-        ahead = all(_apart(one) > 0 for one in own)
-        return _ruling(CONFIRMED if ahead else UNDECIDED, closest)
+        closest = [
+            min((at.tests[pair] for pair in pairs if pair[0] == name), key=lambda one: one.effect)
+            for name in dict.fromkeys(pair[0] for pair in pairs)
+        ]
+        first = max(closest, key=lambda one: one.effect)  # every pair was corrected for, so one may be picked
+        ahead = all(_apart(at.tests[pair]) > 0 for pair in pairs if pair[0] == first.one)
+        whole = {*self.some, *self.others} <= at.values.keys()
+        return _ruling(CONFIRMED if ahead and whole else UNDECIDED, first)
 
 
 @dataclass(frozen=True)
@@ -150,14 +168,15 @@ class SameFloats:
     def pairs(self, labels: Sequence[str]) -> list[tuple[str, str]]:
         return []
 
-    def decide(self, found: Evidence, tests: Tests, values: BySeed) -> Ruling:
-        floats = {label: _per_round(one) for label, one in found.series.items() if one.alive}
+    def decide(self, at: Judging) -> Ruling:
+        series = at.found.series
+        floats = {label: _per_round(one) for label, one in series.items() if one.alive}
         if len(floats) < 2:
             return Ruling(UNDECIDED, "fewer than two algorithms came to their end")
         high, low = max(floats, key=lambda key: floats[key]), min(floats, key=lambda key: floats[key])
         ratio = floats[high] / floats[low]
         verdict = CONFIRMED if ratio <= 1 + self.most else CONTRADICTED
-        seeds = min(len(one.alive) for one in found.series.values())
+        seeds = min(len(one.alive) for one in series.values() if one.alive)
         return Ruling(
             verdict, f"{high} over {low}, per round", ratio, Interval(ratio, ratio), seeds, "ratio of floats"
         )
@@ -169,31 +188,25 @@ def _per_round(series: Series) -> float:
 
 @dataclass(frozen=True)
 class ShorterMemory:
-    """CDMA-ADA with a rho below 1/3 does better than with 1/3, in every tuning seed."""
+    """CDMA-ADA does better with a rho below 1/3 than with 1/3: their best settings, with fresh seeds."""
 
     def pairs(self, labels: Sequence[str]) -> list[tuple[str, str]]:
         return []
 
-    def decide(self, found: Evidence, tests: Tests, values: BySeed) -> Ruling:
-        folder = found.out / winners_of(found.contest.name, found.cohorts)
-        if found.settings != "tuned" or not is_finished(folder):
-            return Ruling(UNDECIDED, "this is of the tuning, which tries several rho")
-        run = read_run(folder)
-        metric = run.metrics[found.contest.by]
-        best: dict[bool, dict[int, float]] = {}
-        for one in run.series:
-            if one.family == "cdma-ada" and "rho" in one.setting:
-                own = best.setdefault(one.setting["rho"] < THIRD, {})
-                for lane in one.alive:
-                    value = -metric.cost(lane.points[-1].metrics[found.contest.by])
-                    own[lane.seed] = max(value, own.get(lane.seed, -math.inf))
-        if len(best) < 2 or not (common := sorted(best[True].keys() & best[False].keys())):
-            return Ruling(UNDECIDED, "not both kinds of rho were among the settings tried")
-        gains = [best[True][seed] - best[False][seed] for seed in common]
+    def decide(self, at: Judging) -> Ruling:
+        found = by_memory(at.found)
+        if found is None:
+            return Ruling(UNDECIDED, "not run yet")
+        rho = {label: float(one.setting["rho"]) for label, one in found.series.items() if one.alive}
+        theory = [label for label, value in rho.items() if math.isclose(value, THIRD, rel_tol=1e-3)]
+        shorter = [label for label in rho if label not in theory]
+        if not theory or not shorter:
+            return Ruling(UNDECIDED, "not both kinds of rho were among the settings that survived")
+        tests = corrected([(one, theory[0]) for one in shorter], found, at.metric, at.measure)
+        first = max(tests.values(), key=lambda one: (_apart(one), one.effect))
         # It is said of some cases, so a case that is otherwise decides nothing.
-        verdict = CONFIRMED if len(gains) > 1 and min(gains) > 0 else UNDECIDED
-        told, within = "the best rho below 1/3 against 1/3, by validation", Interval(min(gains), max(gains))
-        return Ruling(verdict, told, fmean(gains), within, len(gains), "range")
+        words = f"the best setting with rho {rho[first.one]:g} against the best with 1/3"
+        return _ruling(CONFIRMED if _apart(first) > 0 else UNDECIDED, first, words)
 
 
 @dataclass(frozen=True)
@@ -205,7 +218,7 @@ class Unmeasured:
     def pairs(self, labels: Sequence[str]) -> list[tuple[str, str]]:
         return []
 
-    def decide(self, found: Evidence, tests: Tests, values: BySeed) -> Ruling:
+    def decide(self, at: Judging) -> Ruling:
         return Ruling(UNDECIDED, self.why)
 
 
@@ -224,6 +237,8 @@ class Claim:
     @property
     def on_cohorts(self) -> bool:
         """Whether it can depend on a second cohort: not, if none of its algorithms has one."""
+        if isinstance(self.rule, ShorterMemory):
+            return False  # its runs are of the first rule alone
         named = {name for pair in self.rule.pairs([_ADA, _ONE, *OTHERS]) for name in pair}
         return bool(named & set(TWO_PHASES)) if named else not isinstance(self.rule, Unmeasured)
 
@@ -313,7 +328,7 @@ CLAIMS = (
     Claim(
         "a rho of 0 or 1/5 does better than the theory's 1/3 in some cases",
         "Appendix, hyperparameters",
-        (*_AUC, "robust-mnist", "robust-fashion", "gan-mnist", "gan-fashion"),
+        MEMORY,
         ShorterMemory(),
     ),
     Claim(
@@ -325,19 +340,21 @@ CLAIMS = (
 )
 
 
-def tested(claims: Sequence[Claim], found: Evidence, metric: str, measure: str) -> tuple[Tests, BySeed]:
-    """All pairs that some claims about one table need, corrected together."""
-    values = {label: own for label, own in found.values(metric, measure).items() if own}
-    pairs = list(dict.fromkeys(pair for claim in claims for pair in claim.rule.pairs(list(values))))
-    meant, dead = found.metric(metric), found.dead(metric)
-    tests = {pair: compare(*pair, values, meant, dead) for pair in pairs}
-    able = [pair for pair in pairs if tests[pair].p is not None]
+def corrected(
+    pairs: Sequence[tuple[str, str]], found: Evidence, metric: str, measure: str
+) -> dict[tuple[str, str], Compared]:
+    """All pairs that are asked about, tested and corrected together."""
+    values, meant, dead = found.values(metric, measure), found.metric(metric), found.dead(metric)
+    tests = {pair: compare(*pair, values, meant, dead) for pair in dict.fromkeys(pairs)}
+    able = [pair for pair in tests if tests[pair].p is not None]
     for pair, p in zip(able, holm([tests[pair].p or 0.0 for pair in able]), strict=True):
         tests[pair] = tests[pair]._replace(p=p)
-    return tests, values
+    return tests
 
 
 def rule_on(claims: Sequence[Claim], found: Evidence, metric: str, measure: str) -> list[Ruling]:
     """What becomes of each of some claims about one table."""
-    tests, values = tested(claims, found, metric, measure)
-    return [claim.rule.decide(found, tests, values) for claim in claims]
+    values = {label: own for label, own in found.values(metric, measure).items() if own}
+    pairs = [pair for claim in claims for pair in claim.rule.pairs(list(values))]
+    at = Judging(found, metric, measure, corrected(pairs, found, metric, measure), values)
+    return [claim.rule.decide(at) for claim in claims]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from matplotlib import pyplot as plt
 
-from fedsaddle.paper.evidence import Interval
 from fedsaddle.report.figures import save
+from fedsaddle.report.paired import Interval
 from fedsaddle.report.reading import Series
 from fedsaddle.report.statistics import curve, frame, short_count
 

@@ -4,66 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any, NamedTuple
-
-from scipy.special import bdtr, betaincinv, stdtrit
+from statistics import fmean
+from typing import Any
 
 from fedsaddle.errors import BadInput
 from fedsaddle.metric import Metric
-from fedsaddle.paper.trials import COHORTS, Contest, Trial
-from fedsaddle.report.comparing import common_budget, paired_t_test
+from fedsaddle.paper.trials import COHORTS, Contest, Trial, memory_of
+from fedsaddle.report.comparing import common_budget
+from fedsaddle.report.paired import BySeed
 from fedsaddle.report.reading import Evaluation, Lane, Run, Series, read_run
-from fedsaddle.report.statistics import area, deviation
-from fedsaddle.runs import read_checkpoint
+from fedsaddle.report.spent import NOTHING_SPENT, Spent, is_finished, spent_on
+from fedsaddle.report.statistics import area
 
-MEASURES = ("final", "best", "floats", "time")  # the last two are areas: means on the way, at equal cost
-CONFIDENCE = 0.95
-BySeed = dict[str, dict[int, float]]  # by algorithm and seed
-
-
-# --- how far a trial is ----------------------------------------------------------------------------------
-
-
-class Spent(NamedTuple):
-    """What trials have cost, and where."""
-
-    seconds: float
-    commits: tuple[str, ...]
-    devices: tuple[str, ...]
-
-    def __add__(self, other: Spent) -> Spent:  # type: ignore[override]
-        both = (
-            tuple(dict.fromkeys((*a, *b)))
-            for a, b in ((self.commits, other.commits), (self.devices, other.devices))
-        )
-        return Spent(self.seconds + other.seconds, *both)
-
-
-NOTHING_SPENT = Spent(0.0, (), ())
-
-
-def is_begun(folder: Path) -> bool:
-    return (folder / "checkpoint.json").is_file()
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether a trial has come to its end, by its checkpoint."""
-    if not is_begun(folder):
-        return False
-    saved = read_checkpoint(folder)
-    return set(saved["experiment"]["algorithms"]) <= set(saved["done"])
-
-
-def spent_on(run: Run) -> Spent:
-    commits = [str(one.get("commit", "unknown"))[:7] for one in run.environment]
-    dirty = [str(one.get("commit", "")).endswith("-dirty") for one in run.environment]
-    told = [f"{commit}-dirty" if odd else commit for commit, odd in zip(commits, dirty, strict=True)]
-    devices = [str(one.get("gpu") or one.get("processor", "unknown")) for one in run.environment]
-    unique = (tuple(dict.fromkeys(one)) for one in (told, devices))
-    return Spent(sum(run.spent.values()), *unique)
+# The end is the mean of the last fifth of the rounds: where a run is unsteady, a single evaluation is luck.
+# The last two are areas: means on the way, at equal cost.
+MEASURES = ("final", "best", "floats", "time")
+LAST_PART = 0.2
+STUCK = 1e-3  # of its value: who has gained less since a collapse has not come back
 
 
 # --- values ----------------------------------------------------------------------------------------------
@@ -88,7 +47,7 @@ class Evidence:
         meant, many = self.metric(metric), list(self.series.values())
         budget, most = common_budget(many), common_time(many)
         of: dict[str, Callable[[Lane], float]] = {
-            "final": lambda lane: lane.points[-1].metrics[metric],
+            "final": lambda lane: at_the_end(lane.points, metric),
             "best": lambda lane: min((point.metrics[metric] for point in lane.points), key=meant.cost),
             "floats": lambda lane: area(lane.points, metric, budget) if budget else math.nan,
             "time": lambda lane: (
@@ -106,16 +65,37 @@ class Evidence:
         return found
 
     def dead(self, metric: str) -> dict[str, int]:
-        """Seeds that diverged, or ended no better than guessing."""
+        """Seeds that diverged, ended no better than guessing, or collapsed and did not come back."""
         meant = self.metric(metric)
-        return {
-            label: sum(
-                bool(lane.diverged) or meant.collapsed(lane.points[-1].metrics[metric])
-                for lane in one.lanes
-                if lane.points
+
+        def died(one: Series, lane: Lane) -> bool:
+            end = at_the_end(lane.points, metric)
+            fell = [
+                each.round for each in one.happened if each.what == "collapsed" and each.seed == lane.seed
+            ]
+            return (
+                bool(lane.diverged)
+                or meant.collapsed(end)
+                or (bool(fell) and _stayed(lane, fell[-1], metric, meant))
             )
+
+        return {
+            label: sum(died(one, lane) for lane in one.lanes if lane.points)
             for label, one in self.series.items()
         }
+
+
+def at_the_end(points: Sequence[Evaluation], metric: str) -> float:
+    """The mean of a metric over the evaluations in the last part of the rounds that were played."""
+    since = (1 - LAST_PART) * points[-1].round
+    return fmean(point.metrics[metric] for point in points if point.round >= since)
+
+
+def _stayed(lane: Lane, fell: int, metric: str, meant: Metric) -> bool:
+    """Whether a seed that was found collapsed has become no better since."""
+    then = next((point for point in lane.points if point.round > fell), lane.points[-1]).metrics[metric]
+    gained = meant.cost(then) - meant.cost(lane.points[-1].metrics[metric])
+    return gained <= STUCK * abs(then)
 
 
 def common_time(series: Sequence[Series]) -> float:
@@ -140,82 +120,19 @@ def evidence_of(contest: Contest, cohorts: str, settings: str, out: Path) -> Evi
     return Evidence(contest, cohorts, settings, series, spent, out)
 
 
+def by_memory(found: Evidence) -> Evidence | None:
+    """CDMA-ADA's best setting for each rho, with fresh seeds, if that has come to its end."""
+    folder = found.out / memory_of(found.contest.name)
+    if not is_finished(folder):
+        return None
+    run = read_run(folder)
+    return replace(found, series={one.label: one for one in run.series}, spent=spent_on(run))
+
+
 def read_trial(trial: Trial, out: Path) -> Run:
     if not is_finished(out / trial.name):
         raise BadInput(f"{out / trial.name} has not come to its end")
     return read_run(out / trial.name)
-
-
-# --- intervals and tests ---------------------------------------------------------------------------------
-
-
-class Interval(NamedTuple):
-    low: float
-    high: float
-
-
-def mean_interval(values: Sequence[float]) -> Interval:
-    """By Student's t."""
-    varied = deviation(values)
-    if varied is None:
-        return Interval(-math.inf, math.inf)
-    half = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * varied / math.sqrt(len(values))
-    return Interval(fmean(values) - half, fmean(values) + half)
-
-
-def median_interval(values: Sequence[float]) -> Interval:
-    """Between two of the values, by the sign test; everything, where there are too few."""
-    ordered, n = sorted(values), len(values)
-    k = 0  # values on either side that are left out
-    while k < n // 2 and 2 * float(bdtr(k, n, 0.5)) <= 1 - CONFIDENCE:
-        k += 1
-    return Interval(ordered[k - 1], ordered[n - k]) if k else Interval(-math.inf, math.inf)
-
-
-def share_interval(count: int, of: int) -> Interval:
-    """Of a share that was counted, by Clopper and Pearson."""
-    tail = (1 - CONFIDENCE) / 2
-    low = 0.0 if count == 0 else float(betaincinv(count, of - count + 1, tail))
-    high = 1.0 if count == of else float(betaincinv(count + 1, of - count, 1 - tail))
-    return Interval(low, high)
-
-
-class Compared(NamedTuple):
-    """One algorithm against another, over the seeds of both. Above 0, the first is better."""
-
-    one: str
-    rival: str
-    seeds: int
-    effect: float
-    interval: Interval
-    p: float | None  # None, where a test says nothing
-    by: str  # mean or median
-
-
-def compare(one: str, rival: str, values: BySeed, metric: Metric, dead: Mapping[str, int]) -> Compared:
-    """By the mean of the differences; by their median, where one of the two has lost seeds.
-
-    What dies and what lives are two heaps, whose mean is in neither and follows no normal law.
-    """
-    common = sorted(values[one].keys() & values[rival].keys())
-    pairs = [(-metric.cost(values[one][seed]), -metric.cost(values[rival][seed])) for seed in common]
-    differences = [a - b for a, b in pairs]
-    if not differences:
-        return Compared(one, rival, 0, math.nan, Interval(-math.inf, math.inf), None, "mean")
-    if dead.get(one) or dead.get(rival):
-        effect, within, p = median(differences), median_interval(differences), sign_test(differences)
-        return Compared(one, rival, len(common), effect, within, p, "median")
-    p = paired_t_test(pairs) if len(pairs) > 1 else None
-    return Compared(one, rival, len(common), fmean(differences), mean_interval(differences), p, "mean")
-
-
-def sign_test(differences: Sequence[float]) -> float | None:
-    """Two-sided: how likely so many of one sign are, were both as likely."""
-    told = [value for value in differences if value]
-    if not told:
-        return None
-    fewer = min(sum(value > 0 for value in told), sum(value < 0 for value in told))
-    return min(1.0, 2 * float(bdtr(fewer, len(told), 0.5)))
 
 
 def reach(points: Sequence[Evaluation], metric: str, level: float) -> float | None:

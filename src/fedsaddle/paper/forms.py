@@ -46,7 +46,7 @@ QUICK = Form(
     rounds={"auc": 30, "robust": 12, "gan": 3},
     evaluate_every={"auc": 10, "robust": 6, "gan": 3},
     panel_seeds=3,
-    spots=3,
+    spots=None,
     stand_in=True,
 )
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from fedsaddle.paper.evidence import (
-    NOTHING_SPENT,
-    Evidence,
-    Spent,
-    evidence_of,
-    is_finished,
-    read_trial,
-    spent_on,
-)
+from fedsaddle.paper.evidence import Evidence, evidence_of, read_trial
 from fedsaddle.paper.forms import Form
 from fedsaddle.paper.trials import CONTESTS, Trial, missing, trials
 from fedsaddle.report.reading import Run
+from fedsaddle.report.spent import NOTHING_SPENT, Spent, is_finished, spent_on
 
 SETTINGS = ("tuned", "published")
 
@@ -64,6 +57,7 @@ class Exhibit:
     contests: tuple[str, ...]
     body: Callable[[Exhibit, Hall], Iterator[str]]
     own: str = ""  # what the names of further trials begin with
+    memory: bool = False  # whether CDMA-ADA's settings are shown by rho
 
     def needed(self, all_trials: Mapping[str, Trial]) -> list[Trial]:
         """The trials behind it, in their order."""
@@ -71,6 +65,8 @@ class Exhibit:
         def wanted(trial: Trial) -> bool:
             if self.own and (trial.name == self.own or trial.name.startswith(f"{self.own}/")):
                 return True
+            if trial.by and not self.memory:
+                return False
             return trial.contest.name in self.contests and not trial.name.startswith("panels/")
 
         chosen = [trial for trial in all_trials.values() if wanted(trial)]
@@ -83,16 +79,3 @@ class Exhibit:
             if run := hall.run(trial.name):
                 found += spent_on(run)
         return found
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
-    """A table of Markdown."""
-    yield f"| {' | '.join(header)} |"
-    yield f"|{'---|' * len(header)}"
-    for row in rows:
-        yield f"| {' | '.join(str(cell).replace('|', '/') for cell in row)} |"
-    yield ""
-
-
-def number(value: float) -> str:
-    return f"{value:.4g}"

@@ -72,7 +72,7 @@ OBJECTIVES = {
     ),
 }
 # What a batch's key is folded with, for the u, for noise of G's own and for chunks; noise is numbered from 0.
-MIXTURE, APART, CHUNKS = 1 << 40, 1 << 41, 1 << 42
+MIXTURE, OTHER_NOISE, CHUNKS = 1 << 40, 1 << 41, 1 << 42
 PLAYERS = {  # generator, discriminator, and the pictures they are for
     "digits": (networks.digits_generator, networks.digits_discriminator, (1, 8, 8)),
     "mnist": (networks.mnist_generator, networks.mnist_discriminator, (1, 28, 28)),
@@ -242,7 +242,7 @@ class GAN(OnDevices):
         found = self.played(z, xi, self.drawn(xi, z.x))
         if self.noise == "shared":
             return found
-        other = xi._replace(key=draws.fold(xi.key, APART))
+        other = xi._replace(key=draws.fold(xi.key, OTHER_NOISE))
         return Pair(self.played(z, xi, self.drawn(other, z.x)).x, found.y)
 
     def played(self, z: Pair, xi: Batch, noise: Tensor) -> Pair:

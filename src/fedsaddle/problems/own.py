@@ -26,6 +26,7 @@ from fedsaddle.problems.players import TaskPlayer
 Loss = Callable[[Any, Any, "BatchRows"], Any]
 
 PROBED = 4  # rows on which a loss is tried
+PADS = 2  # and rows that only pad those
 LOOKED_AT = 50_000  # training rows of an evaluation, at most: every second of 100,000
 LATE = 2**31 - 1  # the round of an evaluation: what is annealed has ended
 
@@ -36,6 +37,10 @@ class BatchRows(dict[str, Tensor]):
     def __init__(self, xi: Batch, like: Tensor) -> None:
         super().__init__(xi.rows)
         self._xi, self._like = xi, like
+
+    def __missing__(self, name: object) -> Tensor:
+        named = "" if "0" not in self else "; fs.clients(..., columns=('input', 'label')) names them"
+        raise KeyError(f"there is no column {name!r}; there are {', '.join(self)}{named}")
 
     @property
     def own(self) -> dict[str, Tensor]:
@@ -155,6 +160,33 @@ class OwnTask(Measured):
         """The trained modules, as their functions make them."""
         players = ((self.x, z.x), (self.y, z.y))
         return {one.called: one.network.at(vector) for one, vector in players if one.network is not None}
+
+    def inputs(self, role: str) -> dict[str, Tensor]:
+        """What the loss gives a network, on a few rows: by the column's name, where it is one."""
+        z, some = self.init(0), first_rows(self.federation, PADS)
+        heard: list[tuple[Any, ...]] = []
+
+        def listening(player: TaskPlayer, vector: Tensor) -> Any:
+            seen = player.seen(vector, True)
+            if player.called != role:
+                return seen
+
+            def listen(*inputs: Any, **named: Any) -> Any:
+                heard.append((*inputs, *named))
+                return seen(*inputs, **named)
+
+            return listen
+
+        batch = BatchRows(some, z.x)
+        with torch.no_grad(), told_in_a_line(f"{self.name}: the loss", lambda: shapes_of(some)):
+            self.rule(listening(self.x, z.x), listening(self.y, z.y), batch)
+        if not heard or not all(isinstance(one, Tensor) and one.dim() for one in heard[0]):
+            raise BadInput(
+                f"{self.name}: to be exported, '{role}' must be called with tensors, and none by its name; "
+                "fs.load gives the module"
+            )
+        columns = {id(column): name for name, column in batch.items()}
+        return {columns.get(id(one), f"input{place}"): one for place, one in enumerate(heard[0])}
 
     def details(self, z: Pair) -> dict[str, Detail]:
         """How each client fares: the means over its training rows of what gives one value a row."""

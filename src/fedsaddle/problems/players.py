@@ -124,6 +124,12 @@ class Applied:
         self.parameters = network.named(vector)
         self._network, self._fixed, self._judged = network, network.fixed(vector), judged
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a loss has no '{name}' of a network: it calls the module, x(inputs), and finds parameters by "
+            "their names, x.parameters['NAME']"
+        )
+
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         with Mapped():
             return self._network.computed(self.parameters | self._fixed, inputs, named, self._judged)

@@ -10,6 +10,7 @@ A network is called as its module is; a vector is a tensor. The batch is a dicti
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,14 +20,13 @@ from torch import Tensor
 from fedsaddle.core import Pair
 from fedsaddle.data.clients import Clients
 from fedsaddle.data.reading import Reader
-from fedsaddle.errors import BadInput, shown
+from fedsaddle.errors import BadInput, Notice, shown
 from fedsaddle.metric import SUCH, Metric
 from fedsaddle.mishaps import told_in_a_line
 from fedsaddle.problem import Batch
-from fedsaddle.problems.own import Loss, OwnTask, check_values, first_rows, shapes_of
+from fedsaddle.problems.own import PADS, Loss, OwnTask, check_values, first_rows, shapes_of
 from fedsaddle.problems.players import player_from
 
-PADS = 2  # rows that only pad those on which a loss is tried
 SAME = 1e-5  # relative: how far rounding may bring a loss that is told to disregard some rows
 
 
@@ -82,34 +82,75 @@ def task(
 def _try_out(own: OwnTask) -> None:
     """Refuse a loss that cannot be used, saying why."""
     z, some = own.init(0), first_rows(own.federation)
-    rows = len(some.weight)
-    with told_in_a_line(f"{own.name}: the loss", lambda: shapes_of(some)):
-        found = own.given_by(own.rule, z, some)
+    rows, kept = len(some.weight), _buffers(own, z)
+    before = [values.clone() for values in kept.values()]
+    follows = Pair(z.x.requires_grad_(), z.y.requires_grad_())
+    with told_in_a_line(f"{own.name}: the loss", lambda: shapes_of(some)), torch.enable_grad():
+        found = own.given_by(own.rule, follows, some)
     both = found if isinstance(found, tuple) else (found,)
     check_values(own.name, both, rows)
     if not all(bool(torch.isfinite(one).all()) for one in both):
         raise BadInput(f"{own.name}: the loss is not finite on {rows} rows where it starts, before any step")
-    again = own.given_by(own.rule, z, some)
+    for (name, values), was in zip(kept.items(), before, strict=True):
+        if not torch.equal(values, was):
+            raise BadInput(
+                f"{own.name}: the network's layer changes its buffer '{name}' whenever it is called, as "
+                "spectral_norm does, so two gradients on the same rows would differ: leave it out"
+            )
+    again = own.given_by(own.rule, follows, some)
     if not all(map(torch.equal, both, again if isinstance(again, tuple) else (again,))):
         raise BadInput(
             f"{own.name}: the loss gives other values when it is asked again on the same rows: it must "
             "depend on x, y and the batch alone, change none of them, and draw by batch.uniform() or normal()"
         )
-    _try_padding(own, z, some, both)
+    _try_players(own, follows, both)
+    _try_padding(own, follows, some, both)
+
+
+def _buffers(own: OwnTask, z: Pair) -> dict[str, Tensor]:
+    """What the players' modules keep beside what is trained."""
+    players = ((own.x, z.x), (own.y, z.y))
+    held = [player.network.fixed(vector) for player, vector in players if player.network is not None]
+    return {name: values for one in held for name, values in one.items()}
+
+
+def _try_players(own: OwnTask, z: Pair, both: tuple[Tensor, ...]) -> None:
+    """Refuse a loss that x cannot descend; and say so of y, which may be meant."""
+    for player, vector, value in ((own.x, z.x, both[0]), (own.y, z.y, both[-1])):
+        if (
+            value.requires_grad
+            and torch.autograd.grad(value.sum(), vector, retain_graph=True, allow_unused=True)[0] is not None
+        ):
+            continue
+        moves = "descend" if player is own.x else "ascend"
+        told = f"{own.name}: {player.called} has nothing to {moves}: the loss does not depend on it"
+        if player is own.x:
+            raise BadInput(f"{told} (is there a .detach(), argmax or comparison on the way?)")
+        warnings.warn(f"{told}, so this is plain training and no game", Notice, stacklevel=4)
 
 
 def _try_padding(own: OwnTask, z: Pair, some: Batch, both: tuple[Tensor, ...]) -> None:
-    """A scalar must be the mean of the rows by their weights, where some clients' batches are padded."""
+    """Rows that only pad a client's batch must change nothing: not a mean, nor another row's value."""
     sizes = own.federation.sizes
-    same = bool((sizes == sizes[0]).all()) and not own.away
-    if same or all(one.dim() for one in both):
+    if bool((sizes == sizes[0]).all()) and not own.away:
         return
     held = "different numbers of" if own.away else f"{int(sizes.min())} to {int(sizes.max())}"
-    again = own.given_by(own.rule, z, first_rows(own.federation, PADS))
-    for one, other in zip(both, again if isinstance(again, tuple) else (again,), strict=True):
-        if not one.dim() and not torch.allclose(one, other, rtol=SAME, atol=SAME, equal_nan=True):
+    more = first_rows(own.federation, PADS)
+    with told_in_a_line(f"{own.name}: the loss", lambda: shapes_of(more)):
+        found = own.given_by(own.rule, z, more)
+    again, rows = found if isinstance(found, tuple) else (found,), len(some.weight)
+    check_values(own.name, again, len(more.weight))
+    for one, other in zip(both, again, strict=True):
+        if torch.allclose(one, other[:rows] if one.dim() else other, rtol=SAME, atol=SAME, equal_nan=True):
+            continue
+        if one.dim():
             raise BadInput(
-                f"{own.name}: the loss gives one number, in which rows that only pad a client's batch count "
-                f"too, and clients hold {held} rows: give one value a row "
-                "(reduction='none'), or take means by batch.mean(values)"
+                f"{own.name}: a row's loss depends on the other rows of its batch, and so on those that only "
+                f"pad a client's batch, for clients hold {held} rows: weigh rows by batch.weight, as "
+                "batch.mean(values) does, and fedsaddle.networks.BatchNorm if it is given batch.weight"
             )
+        raise BadInput(
+            f"{own.name}: the loss gives one number, in which rows that only pad a client's batch count "
+            f"too, and clients hold {held} rows: give one value a row "
+            "(reduction='none'), or take means by batch.mean(values)"
+        )

@@ -26,7 +26,7 @@ LEVEL = 0.05  # a corrected p below this tells two algorithms apart
 FEWEST_SEEDS = 3  # that a test is made of
 FEW_SEEDS = 5  # with fewer, all rests on differences that are normal, and nothing shows that they are
 ALIKE = 1.1  # times as many floats are still the same budget
-LAST = 5  # evaluations whose mean says where a seed has settled
+SETTLED = 5  # evaluations whose mean says where a seed has settled
 
 
 class Comparison(NamedTuple):
@@ -165,7 +165,7 @@ def _finding(series: Series, metric: str, equal: int) -> Finding:
         abandoned=series.abandoned,
         diverged=sum(bool(lane.diverged) for lane in series.lanes),
         collapsed=None if meant.chance is None else sum(map(meant.collapsed, final.values())),
-        last={seed: fmean(p.metrics[metric] for p in points[-LAST:]) for seed, points in curves.items()},
+        last={seed: fmean(p.metrics[metric] for p in points[-SETTLED:]) for seed, points in curves.items()},
     )
 
 
@@ -251,12 +251,17 @@ def verdict(found: Sequence[Finding], name: str, metric: Metric) -> str:
     if first.standing == "best":
         others = _counted(len(ended) - 1, "other")
         return f"{first.label} ends best, with {value}; a corrected test tells it apart from {others}."
-    parts = [f"{first.label} has the best {'mean' if len(first.final) > 1 else 'value'}, {value}"]
+    mean = "mean" if len(first.final) > 1 else "value"
+    alike = [
+        one for one in ended[1:] if one.standing == "level" and one.against and not one.against.difference
+    ]
+    has = f"have the same best {mean}" if alike else f"has the best {mean}"
+    parts = [f"{_named([first.label, *(one.label for one in alike)])} {has}, {value}"]
     for standing, told in (
         ("level", "but cannot be told apart from {}"),
         ("behind", "ahead of {} by a corrected test"),
     ):
-        if some := [one.label for one in ended[1:] if one.standing == standing]:
+        if some := [one.label for one in ended[1:] if one.standing == standing and one not in alike]:
             parts.append(told.format(_named(some)))
     open = [one for one in ended[1:] if one.standing in ("untested", "")]
     for one, why in _reasons(open, first).items():

@@ -41,14 +41,16 @@ def page(runs: Sequence[Run]) -> str:
     return filled(as_block(page_data(runs)))
 
 
-def filled(data: str, live: bool = False) -> str:
-    """The page with its values. One that is live asks whoever serves it for new ones, and nobody else."""
-    script = "\n".join(_part(f"{name}.js") for name in (*SCRIPTS, *(["live"] if live else [])))
+def filled(
+    data: str, live: bool = False, template: str = "report.html", scripts: Sequence[str] = SCRIPTS
+) -> str:
+    """A page with its values. One that is live asks whoever serves it for new ones, and nobody else."""
+    script = "\n".join(_part(f"{name}.js") for name in (*scripts, *(["live"] if live else [])))
     # Only this script may run, whatever a run's names and texts contain.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"script-src 'sha256-{digest}'" + ("; connect-src 'self'" if live else "")
     parts = {"policy": policy, "style": _part("style.css"), "script": script, "data": data}
-    text = _part("report.html")
+    text = _part(template)
     for name, part in parts.items():  # the data last: nothing in them is a place for something else
         text = text.replace(f"{{{{{name}}}}}", part, 1)
     return text

@@ -187,8 +187,13 @@ def families_of(run: Run) -> list[Family]:
             found.setdefault(one.family, []).append(one)
 
     def worth(one: Series) -> Score:
-        values = [lane.points[-1].metrics[by] for lane in one.lanes if lane.points and not lane.diverged]
-        return score(metric, values, len(one.lanes), is_dropped(one))
+        alive = [lane for lane in one.lanes if lane.points and not lane.diverged]
+        values = {lane.seed: lane.points[-1].metrics[by] for lane in alive}
+        plain = score(metric, list(values.values()), len(one.lanes), is_dropped(one))
+        fell = {each.seed for each in one.happened if each.what == "collapsed"}
+        # Those that ended at chance are counted already.
+        froze = [seed for seed in fell & values.keys() if not metric.collapsed(values[seed])]
+        return plain._replace(lost=plain.lost + len(froze))
 
     return [Family(name, by, metric, sorted(tried, key=worth)) for name, tried in found.items()]
 

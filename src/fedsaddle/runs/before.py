@@ -8,9 +8,9 @@ from typing import Any
 
 from fedsaddle.errors import BadInput
 from fedsaddle.runs.checkpoints import read_checkpoint
-from fedsaddle.runs.files import verified, write_atomically
+from fedsaddle.runs.files import verify, write_atomically
 
-LAST, BEFORE = "checkpoint.json", "checkpoint-before.json"
+CURRENT, BEFORE = "checkpoint.json", "checkpoint-before.json"
 LARGEST_STATE = 2**27  # bytes of a state; a larger one is not kept twice
 
 
@@ -20,7 +20,7 @@ def put_aside(folder: Path, state: dict[str, Any] | None) -> None:
         small = state is None or (folder / state["file"]).stat().st_size <= LARGEST_STATE
         (folder / BEFORE).unlink(missing_ok=True)
         if small:
-            (folder / BEFORE).hardlink_to(folder / LAST)  # the next one replaces the name, not the file
+            (folder / BEFORE).hardlink_to(folder / CURRENT)  # the next one replaces the name, not the file
 
 
 def state_before(folder: Path) -> dict[str, Any] | None:
@@ -35,18 +35,18 @@ def state_before(folder: Path) -> dict[str, Any] | None:
 def recovered(folder: Path) -> bool:
     """Go back to the checkpoint before if the last one, or its state, is damaged; whether it was."""
     try:
-        _check(folder, LAST)
+        _check(folder, CURRENT)
         return False
     except BadInput as error:
         try:
             _check(folder, BEFORE)
         except BadInput:
             raise error from None
-    write_atomically(folder / LAST, (folder / BEFORE).read_bytes())
+    write_atomically(folder / CURRENT, (folder / BEFORE).read_bytes())
     return True
 
 
 def _check(folder: Path, name: str) -> None:
     state = read_checkpoint(folder, name)["state"]
     if state:
-        verified(folder / state["file"], state["sha256"])
+        verify(folder / state["file"], state["sha256"])

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load, load_file
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedsaddle.engine.course import Stop
-from fedsaddle.engine.study import Lanes, Posted, Study, begin
+from fedsaddle.engine.study import Attendance, Lanes, Posted, Study, begin
 from fedsaddle.errors import BadInput
 from fedsaddle.runs.best import Best
-from fedsaddle.runs.files import as_json, damaged, sha256, verified
+from fedsaddle.runs.files import as_json, damaged, sha256, verified, verify
 from fedsaddle.runs.plan import Plan
 
 FORMAT = 1
@@ -28,6 +29,9 @@ def state_of(lanes: Lanes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     tensors = {f"server.{number}": leaf.cpu().contiguous().clone() for number, leaf in enumerate(leaves)}
     if lanes.memory is not None:
         tensors |= {"memory.x": lanes.memory.x.cpu(), "memory.y": lanes.memory.y.cpu()}
+    if lanes.attendance is not None:
+        invited, used = lanes.attendance
+        tensors |= {"attendance.invited": invited.clone(), "attendance.used": used.clone()}
     posted = [
         [[*kind, count] for kind, count in sorted(lane.items())] for lane in lanes.posted
     ]  # JSON has no tuples for keys
@@ -51,15 +55,18 @@ def _lanes_of(study: Study, tensors: dict[str, torch.Tensor], rest: dict[str, An
     server = tree_unflatten(
         [tensors[f"server.{number}"].to(study.device) for number in range(len(leaves))], structure
     )
-    memory = fresh.memory
-    if memory is not None:
-        shelf = memory.x.device
-        memory = memory._replace(x=tensors["memory.x"].to(shelf), y=tensors["memory.y"].to(shelf))
+    for player, held in zip("xy", fresh.memory or (), strict=False):
+        held.copy_(tensors[f"memory.{player}"])
     posted = [Counter({Posted(way, phase): count for way, phase, count in lane}) for lane in rest["posted"]]
     none: list[list[list[int]]] = [[] for _ in study.seeds]
     strikes = [Counter(dict(own)) for own in rest.get("strikes", none)]
     said = rest.get("collapsed", fresh.collapsed)
-    return Lanes(server, memory, rest["completed"], rest["clock"], posted, rest["alive"], strikes, said)
+    lanes = Lanes(
+        server, fresh.memory, rest["completed"], rest["clock"], posted, rest["alive"], strikes, said
+    )
+    if fresh.attendance is None:
+        return lanes
+    return replace(lanes, attendance=Attendance(tensors["attendance.invited"], tensors["attendance.used"]))
 
 
 def versions() -> dict[str, str]:
@@ -71,7 +78,7 @@ def versions() -> dict[str, str]:
 
 def bytes_of(lanes: Lanes) -> int:
     """How many bytes a state has."""
-    held = tree_leaves((lanes.server, lanes.memory))
+    held = tree_leaves((lanes.server, lanes.memory, lanes.attendance))
     return sum(leaf.nbytes for leaf in held if isinstance(leaf, torch.Tensor))
 
 
@@ -97,10 +104,20 @@ def read_tensors(path: Path, expected: str) -> dict[str, torch.Tensor]:
         raise damaged(path, str(error)) from None
 
 
+def _mapped(path: Path, expected: str) -> dict[str, torch.Tensor]:
+    """The tensors of a state. What clients keep stays in the file until it is looked at."""
+    verify(path, expected)
+    try:
+        found = load_file(path)
+    except SafetensorError as error:
+        raise damaged(path, str(error)) from None
+    return {name: held if name.startswith("memory.") else held.clone() for name, held in found.items()}
+
+
 def read_state(folder: Path, plan: Plan, state: dict[str, Any], best: Best | None = None) -> Stop:
     """Where an algorithm was when this was written; and, if that is asked for, what its best was."""
     path = folder / state["file"]
-    tensors = read_tensors(path, state["sha256"])
+    tensors = _mapped(path, state["sha256"])
     beside = {name: tensors.pop(name) for name in list(tensors) if name.startswith("best.")}
     if best is not None:
         best.read(beside, state["lanes"])

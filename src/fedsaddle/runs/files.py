@@ -6,19 +6,52 @@ import contextlib
 import hashlib
 import json
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
 from fedsaddle.errors import BadInput
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a crash leaves the old one or the new one, never a part."""
+    with whole(path) as part, part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
+    """The same for tensors, which are written from where they lie; and what the file's hash is.
+
+    What clients keep may fill half of a machine's memory, so there is no second copy of it.
+    """
+    with whole(path) as part:
+        part.touch()
+        mode = part.stat().st_mode
+        try:
+            save_file(tensors, part)
+        except SafetensorError as error:
+            found = re.search(r"os error (\d+)", str(error))
+            if found is None:
+                raise
+            raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
+        part.chmod(mode)
+        with part.open("r+b") as file:
+            os.fsync(file.fileno())
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Where to write a file that is to be at the path when it is whole."""
     part = path.with_name(path.name + ".part")
     try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield part
         part.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -45,6 +78,17 @@ def damaged(path: Path, why: str) -> BadInput:
         f"{path} is damaged: {why}. Nothing was changed; restore the folder from a copy, or start again with "
         "another --out"
     )
+
+
+def verify(path: Path, expected: str) -> None:
+    """Refuse a file that is not what the checkpoint says."""
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise damaged(path, f"cannot read it ({error.strerror})") from None
+    if found != expected:
+        raise damaged(path, "its checksum does not match")
 
 
 def verified(path: Path, expected: str, length: int | None = None) -> bytes:

@@ -26,7 +26,7 @@ from fedsaddle.runs.before import BEFORE, put_aside, recovered, state_before
 from fedsaddle.runs.best import Best, Seen
 from fedsaddle.runs.checkpoints import FORMAT, bytes_of, read_checkpoint, read_state, state_of, versions
 from fedsaddle.runs.details import keep_details, keep_pictures
-from fedsaddle.runs.files import as_json, sha256, verified, write_atomically
+from fedsaddle.runs.files import as_json, sha256, verified, verify, write_atomically, write_tensors
 from fedsaddle.runs.models import check_models, write_models
 from fedsaddle.runs.plan import Plan
 from fedsaddle.runs.tables import HISTORY, KEYS, Table, header, own_rows
@@ -114,7 +114,7 @@ class RunFolder:
         needed = {state["file"] for state in states if state} | {f"before-{before['rounds']}"}
         ours = re.compile(
             r"((kept/\d+|state-\d+)-\d+\.safetensors(\.part)?)|((checkpoint|checkpoint-before|experiment|metrics|environment)\.json\.part)"
-            r"|(before-\d+)|(models/.+\.part)"
+            r"|(before-\d+)|(models/.+\.part)|((kept/)?\.tmp\w{6})"  # the last are safetensors' own
         )
         for path in [*self.path.iterdir(), *self.path.glob("kept/*"), *self.path.glob("models/**/*.part")]:
             name = path.relative_to(self.path).as_posix()
@@ -211,7 +211,7 @@ class RunFolder:
             if start and not (self.path / start["file"]).exists() and ended:
                 start = None
             if start:
-                verified(self.path / start["file"], start["sha256"])
+                verify(self.path / start["file"], start["sha256"])
                 starts[key] = start
                 for name, data in source.items():
                     tables[name] += own_rows(name, data, names, extra if ended else None)
@@ -305,14 +305,12 @@ class RunFolder:
         """Write where an algorithm is; and what a checkpoint says of it."""
         tensors, rest = state_of(stop.lanes)
         self._best.write(tensors, rest, best)
-        data = save(tensors)
-        write_atomically(self.path / file, data)
         return {
             "algorithm": algorithm,
             "round": stop.round,
             "lanes": rest,
             "file": file,
-            "sha256": sha256(data),
+            "sha256": write_tensors(self.path / file, tensors),
         }
 
     def record(self, study: Study, stop: Stop) -> None:

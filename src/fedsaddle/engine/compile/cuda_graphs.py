@@ -81,7 +81,6 @@ class Graphs:
         self._held = 0  # bytes of all recordings
         self._dropped: set[Hashable] = set()  # shapes that were given back: once is enough
         self._proved: set[str] = set()  # walks that were compared with the computation
-        self.untaped: dict[str, str] = {}  # what is captured as it is, and why no tape can tell it
         self._notices = Notices()
 
     def __call__(self, shape: Hashable, work: Work, inputs: Any) -> Any:
@@ -159,7 +158,7 @@ class Graphs:
         except Unrecordable as why:
             if work.varied:
                 raise
-            self.untaped[work.name] = str(why)
+            self._notices.as_it_is(work.name, str(why))
             return work.whole
         self._notices.played(work.name, tape.why)
         if not isinstance(tape, WalkTape):

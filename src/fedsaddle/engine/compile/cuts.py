@@ -44,18 +44,23 @@ class Cut(NamedTuple):
     def by_step(self) -> bool:
         """Whether each step of a walk is a replay of its own."""
         on_gpu = self.task.federation.sizes.is_cuda
-        return self.phase.varied or self.extent.steps > (ONE_BY_ONE if on_gpu else BLOCK)
+        return self.varied or self.extent.steps > (ONE_BY_ONE if on_gpu else BLOCK)
+
+    @property
+    def varied(self) -> bool:
+        """Whether the number of steps differs from round to round."""
+        return self.phase.varied or self.task.partial
 
     @property
     def now(self) -> Extent:
         """What this round needs, with some room for its rows."""
         rows = min(rounded_up(self.extent.rows), self.task.federation.longest)
-        return Extent(self.extent.steps, rows, ragged=self.phase.varied)
+        return Extent(self.extent.steps, rows, ragged=self.varied)
 
     @property
     def room(self) -> Extent:
         """What every round needs but for very few."""
-        if not self.phase.varied:
+        if not self.varied:
             return self.now
         usual = self.phase.length(NEARLY_ALL)
         return self.now._replace(steps=max(usual, rounded_up(self.extent.steps)))
@@ -87,7 +92,7 @@ class Cut(NamedTuple):
             visits = visits_in(inputs)
             return end(inputs, visits, by.answers(task, self.room, visits, Stage("last", state)))
 
-        return Work(name, whole, Walkable(first, further, last), self.extent.steps, self.phase.varied)
+        return Work(name, whole, Walkable(first, further, last), self.extent.steps, self.varied)
 
 
 def rounded_up(count: int) -> int:

@@ -33,6 +33,9 @@ class Notices:
         if why is not None:
             self._say(f"{name} is replayed by torch.fx, which is slower on a CPU, not by TorchScript: {why}")
 
+    def as_it_is(self, name: str, why: str) -> None:
+        self._say(f"{name} is captured as it is, not shortened first, which is slower: {why}")
+
     def differs(self, name: str) -> None:
         self._say(
             f"{name} gives other values when it is replayed, so it is computed plainly now, which is slower: "

@@ -7,7 +7,7 @@ computes. A replay passes through none of that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -28,7 +28,6 @@ class Tape:
 
     part: Part
     results: Any  # what comes out, with None for its tensors
-    whole: str | None = None  # why it is one tape, if it was to be cut where a walk makes a step
 
     def __call__(self, inputs: Any, steps: int = 0) -> Any:
         with torch.inference_mode():
@@ -109,10 +108,10 @@ def recorded(work: Work, inputs: Any) -> Tape | WalkTape:
         return record(work.whole, inputs)
     try:
         return record_walk(work.walk, inputs)
-    except Unrecordable as why:
+    except Unrecordable:
         if work.varied:
             raise
-        return replace(record(work.whole, inputs), whole=str(why))
+        return record(work.whole, inputs)
 
 
 def record(work: Callable[[Any], Any], inputs: Any) -> Tape:

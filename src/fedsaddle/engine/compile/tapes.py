@@ -100,19 +100,19 @@ class Tapes:
         self._notices.differs(work.name)
 
     @cached_property
-    def workers(self) -> int:
-        """How many threads may compute beside each other, if each uses PyTorch's own number of threads."""
-        return max(1, cores() // torch.get_num_threads())
-
-    @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self.workers)
+        return ThreadPoolExecutor(workers())
 
 
 def same(one: Any, other: Any) -> bool:
     """Whether they hold the same values, where there is none too."""
     pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
     return all(bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in pairs)
+
+
+def workers() -> int:
+    """How many threads may compute beside each other, if each uses PyTorch's own number of threads."""
+    return max(1, cores() // torch.get_num_threads())
 
 
 def cores() -> int:

@@ -99,7 +99,7 @@ class Ray(Executor):
         hands = self._crew(task.problem)
         import ray  # not before: joining a cluster or starting one comes first
 
-        job = Job(task.algorithm, task.phase, task.batch, task.steady, extent)
+        job = Job(task.algorithm, task.phase, task.batch, task.steady, task.partial, extent)
         by_lane = ray.put(arrays_of(visits.by_lane))
         cuts = [len(visits) * number // len(hands) for number in range(len(hands) + 1)]
         asked = []

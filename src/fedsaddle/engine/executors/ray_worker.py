@@ -26,6 +26,7 @@ class Job(NamedTuple):
     phase: int
     batch: int
     steady: Steady
+    partial: bool
     extent: Extent
 
 
@@ -40,14 +41,16 @@ class Worker:
         self.problem, self.device = problem, torch.device(device)
         self.federation = problem.federation.to(self.device)
         self.memory = _share() if memory is None and self.device.type == "cpu" else memory
-        self.engines: dict[tuple[Algorithm, int, Steady], tuple[Vectorised, Graphs]] = {}
+        self.engines: dict[tuple[Algorithm, int, Steady, bool], tuple[Vectorised, Graphs]] = {}
         return os.getpid()
 
     def ask(self, job: Job, by_lane: Any, rest: Any) -> tuple[Any, str | None]:
         """The answers to a part of the visits, and what a person should hear."""
-        task = Task(self.problem, self.federation, job.algorithm, job.phase, job.batch, job.steady)
+        task = Task(
+            self.problem, self.federation, job.algorithm, job.phase, job.batch, job.steady, job.partial
+        )
         visits = Visits(to_tensors(by_lane, self.device), *to_tensors(rest, self.device))
-        key = (job.algorithm, job.batch, job.steady)
+        key = (job.algorithm, job.batch, job.steady, job.partial)
         if key not in self.engines:
             self.engines[key] = Vectorised(self.memory), Graphs()
         engine, graphs = self.engines[key]

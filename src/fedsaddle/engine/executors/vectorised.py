@@ -18,14 +18,14 @@ from torch.utils._pytree import tree_map
 from fedsaddle.core import Pair
 from fedsaddle.engine.compile.cuda_graphs import Graphs
 from fedsaddle.engine.compile.cuts import BLOCK, Cut
-from fedsaddle.engine.compile.tapes import Tapes, cores
+from fedsaddle.engine.compile.tapes import Tapes, workers
 from fedsaddle.engine.compile.work import Work
 from fedsaddle.engine.memory import peak_bytes, until_it_fits
 from fedsaddle.engine.phase import conclude, exchange, padded, visits_in, without_padding
 from fedsaddle.engine.study import CPU, Executor, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Given, Stage, Task, Visits, answer, batch_rows, walked
 from fedsaddle.errors import BadInput, Notice
-from fedsaddle.mishaps import out_of_memory, place_of
+from fedsaddle.mishaps import in_words, is_engines, out_of_memory, place_of
 from fedsaddle.problem import Measured, floats, name_of
 
 T = TypeVar("T")
@@ -33,6 +33,7 @@ SMALL, PIECE = 8 << 20, 32 << 20  # bytes that visits hold which are asked all a
 SHARES = 4  # pieces, at least, of what is not small
 SHORT = (2, 3)  # steps of the walks whose memory is measured
 TOGETHER = 8  # lanes that a GPU evaluates at once
+ALONE = "if PyTorch cannot do this for many clients at once, --engine loop, executor=Loop(), asks one by one"
 
 
 class Vectorised(Executor):
@@ -86,7 +87,7 @@ class Vectorised(Executor):
             self.release(study)
 
     def beside(self, device: torch.device) -> int:
-        return max(1, cores() // torch.get_num_threads()) if self.compiled and device.type == "cpu" else 1
+        return workers() if self.compiled and device.type == "cpu" else 1
 
     # --- phases and evaluations, recorded ---
 
@@ -96,7 +97,7 @@ class Vectorised(Executor):
         """A phase on a CPU: all visits in one tape, or piece by piece, by all threads."""
         real, most = len(inputs.calls.lane), len(study.seeds) * study.quorums[number].wanted
         cut = Cut.of(self, study.task(number), extent)
-        piece = self.piece(cut.task, cut.room, lambda: visits_in(study, number, inputs), most, tapes.workers)
+        piece = self.piece(cut.task, cut.room, lambda: visits_in(study, number, inputs), most)
         count = -(-real // piece) * piece
         own = inputs if count == real else padded(inputs, count)
         if piece == count:
@@ -178,20 +179,21 @@ class Vectorised(Executor):
         self._held = self._at_once * need
         return self._at_once
 
-    def piece(self, task: Task, extent: Extent, visits: Callable[[], Visits], most: int, workers: int) -> int:
+    def piece(self, task: Task, extent: Extent, visits: Callable[[], Visits], most: int) -> int:
         """How many of at most so many visits a thread should ask at once, on a CPU.
 
         All of them, if they are small: then Python and the interpreter are what takes time. Otherwise few
-        enough to stay near the caches and to give every core its share. The number of workers does not
+        enough to stay near the caches and to give every core its share. The number of threads does not
         matter, unless memory is short, so that it does not move a bit.
         """
+        threads = self.beside(CPU)
         self._at_once = 1  # while the need of one is measured
         need = self._need(task, with_prefetch(extent, CPU), visits)
         step, _ = self._needs[task.phase, extent.rows]  # of a short walk: of a few steps
         near = most if most * step <= SMALL else min(PIECE // step, most // SHARES)
-        fit = max(1, min(near, self.limit(CPU) // workers // need))
+        fit = max(1, min(near, self.limit(CPU) // threads // need))
         piece = most if fit == most else 1 << fit.bit_length() - 1  # cohorts are often divided by 2, 4 or 8
-        self._at_once, self._held = piece, piece * need * workers
+        self._at_once, self._held = piece, piece * need * threads
         return piece
 
     def measure_visit(self, task: Task, extent: Extent, visits: Callable[[], Visits]) -> None:
@@ -246,19 +248,11 @@ class Vectorised(Executor):
         mapped = (batch_rows(task, extent, given), given, None if stage is None else stage.state)
         try:
             return torch.func.vmap(one, in_dims=(0, 0, None if mapped[2] is None else 0))(*mapped)
-        except RuntimeError as error:
-            if not str(error).startswith("vmap:"):
+        except (RuntimeError, BadInput) as error:
+            told = _unmapped(error, f"{name_of(task.problem)} with {type(task.algorithm).__name__}")
+            if told is None:
                 raise
-            who = f"{name_of(task.problem)} with {type(task.algorithm).__name__}"
-            if "random" in str(error):
-                raise BadInput(
-                    f"{who} draws random numbers of its own: draw them by draws.uniform(xi.key, ...)"
-                ) from error
-            raise BadInput(
-                f"{who} cannot be computed for many clients at once, for it looks at values (.item(), if, a "
-                f"shape that depends on them){place_of(error)}: write it without, or use --engine loop, "
-                "executor=Loop()"
-            ) from error
+            raise told from error
 
     def _need(self, task: Task, extent: Extent, visits: Callable[[], Visits]) -> int:
         """The memory of one visit, measured once for each phase by asking one client alone.
@@ -276,6 +270,24 @@ class Vectorised(Executor):
             self._needs[kind] = (max(1, short), max(0, longer[0] - short) if longer else 0)
         least, growth = self._needs[kind]
         return least + growth * max(0, extent.steps - SHORT[0]) // (SHORT[1] - SHORT[0])
+
+
+def _unmapped(error: RuntimeError | BadInput, who: str) -> BadInput | None:
+    """What went wrong under a map, in words; none, if it has them, or if the engine knows what to do.
+
+    One client of every phase was computed alone before, and went well.
+    """
+    if isinstance(error, BadInput):
+        odd = isinstance(error.__cause__, RuntimeError) and "executor=" not in str(error)
+        return BadInput(f"{error}; {ALONE}") if odd else None
+    if not str(error).startswith("vmap:"):
+        return None if is_engines(error) else BadInput(f"{who} failed: {in_words(error)}; {ALONE}")
+    if "random" in str(error):
+        return BadInput(f"{who} draws random numbers of its own: draw them by draws.uniform(xi.key, ...)")
+    return BadInput(
+        f"{who} cannot be computed for many clients at once, for it looks at values (.item(), if, a shape "
+        f"that depends on them){place_of(error)}: write it without, or use --engine loop, executor=Loop()"
+    )
 
 
 def with_prefetch(extent: Extent, device: torch.device) -> Extent:

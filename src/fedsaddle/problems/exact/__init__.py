@@ -5,8 +5,8 @@ adds up to zero or is measured on the data that were drawn, so every answer hold
 one meaning throughout: `clients` (N); `samples`, rows of a client, or (fewest, most); `heterogeneity`, how
 far the clients' gradients differ; `dissimilarity`, how far the most unlike client's Hessian is from the mean
 one, in spectral norm (2 delta in the paper's letters); `noise`, how far rows of one client differ; `seed`,
-which instance is drawn; `kappa`, except where `penalty` or `price` set it or it is fixed. Everything is in
-float64.
+which instance is drawn; `start_seed`, where all runs start, whose seeds then decide the sampling alone;
+`kappa`, except where `penalty` or `price` set it or it is fixed. Everything is in float64.
 """
 
 from fedsaddle.problems.exact.least_squares import RobustLeastSquares

@@ -19,8 +19,9 @@ def gaussian(seed: int, what: int, *shape: int) -> Tensor:
     return draws.normal(draws.key(draws.PROBLEM, seed, what), *shape)
 
 
-def start(seed: int, x: int, y: int) -> Pair:
-    both = draws.normal(draws.key(draws.INIT, seed), x + y)
+def start(seed: int, fixed: int | None, x: int, y: int) -> Pair:
+    """Where a run with this seed starts; with a seed that is fixed, all start where that one does."""
+    both = draws.normal(draws.key(draws.INIT, seed if fixed is None else fixed), x + y)
     return Pair(both[:x], both[x:])
 
 
@@ -47,6 +48,16 @@ def matrices(seed: int, what: int, clients: int, size: int, norm: float, symmetr
     if symmetric:
         values = values + values.mT
     return values * (norm / torch.linalg.matrix_norm(values, ord=2).max() if clients > 1 else 0.0)
+
+
+def waves(seed: int, what: int, clients: int, width: int, size: float) -> Tensor:
+    """(client, 2, width): p and q of sum_j p_j cos z_j + q_j sin z_j, which add up to zero.
+
+    The gradient and the Hessian of no client's are longer than `size` anywhere, and the largest can be.
+    """
+    values = _centred(gaussian(seed, what, clients, 2, width))
+    length = values.flatten(1).norm(dim=1).max()
+    return values * (size / length if clients > 1 else 0.0)
 
 
 def scattered(means: Tensor, sizes: Tensor, noise: float, seed: int, what: int) -> Tensor:

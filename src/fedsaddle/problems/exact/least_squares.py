@@ -37,6 +37,7 @@ class RobustLeastSquares:
     noise: NotNegative = 0.1
     samples: Samples = 5
     seed: Seed = 0
+    start_seed: Seed | None = None
 
     metrics = JUDGED
 
@@ -68,7 +69,7 @@ class RobustLeastSquares:
         )
 
     def init(self, seed: int) -> Pair:
-        return start(seed, self.features, len(self.federation.rows["A"]))
+        return start(seed, self.start_seed, self.features, len(self.federation.rows["A"]))
 
     def _row_losses(self, b: Tensor, y: Tensor, A: Tensor, target: Tensor) -> Tensor:
         return (A @ b - y) ** 2 - self.price * (y - target) ** 2

@@ -1,10 +1,11 @@
 """Problems of matrices whose spectra are set: a quadratic one and a bilinear game.
 
     Quadratic   0.5 x'Ax + a'x + x'By - 0.5 y'Cy + c'y + rho sum x^2/(1+x^2)
+                client i adds sum_j p_ij cos z_j + q_ij sin z_j, z = (x, y)
                 y*(x) = C^+ (B'x + c),   grad Phi = Ax + a + B y*(x) + 2 rho x/(1+x^2)^2
     Bilinear    x'Ay + b'x + c'y;   Phi is infinite but where A'x = -c
 
-C^+ is the pseudoinverse of C.
+C^+ is the pseudoinverse of C. p and q add up to zero, so f and Phi know nothing of them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from fedsaddle.problems.exact.clients import (
     orthogonal,
     scattered,
     start,
+    waves,
 )
 from fedsaddle.ranges import CountOr0, NotNegative, Seed
 
@@ -42,7 +44,9 @@ class Quadratic:
 
     The blocks A = U diag(a) U', B = U diag(b) V', C = V diag(c) V' share their bases, so kappa, the
     smoothness L = 1 and the Hessian of Phi are set by construction: a < 0 makes f nonconvex in x, while Phi
-    is convex unless the `nonconvex` term (rho) is added. No C_i need be positive.
+    is convex unless the `nonconvex` term (rho) is added. No C_i need be positive. What `dissimilarity` adds
+    to clients' gradients grows with |z|; what `waves` adds to gradients and Hessians is nowhere longer than
+    that. With a `start_seed`, runs with all seeds start at the same point.
     """
 
     clients: Count = 200
@@ -54,8 +58,10 @@ class Quadratic:
     noise: NotNegative = 0.1
     nonconvex: NotNegative = 0.0
     flat: CountOr0 = 0
+    waves: NotNegative = 0.0
     samples: Samples = 10
     seed: Seed = 0
+    start_seed: Seed | None = None
 
     metrics = JUDGED
 
@@ -97,18 +103,17 @@ class Quadratic:
         linear = torch.cat([f["a"], f["c"]]) + differences(
             self.seed, 6, self.clients, x + y, self.heterogeneity
         )
-        return Federation(
-            rows={"linear": scattered(linear, sizes, self.noise, self.seed, 7)},
-            sizes=sizes,
-            own={
-                "A": f["A"] + hessian[:, :x, :x],
-                "B": f["B"] + hessian[:, :x, x:],
-                "C": f["C"] - hessian[:, x:, x:],
-            },
-        )
+        own = {
+            "A": f["A"] + hessian[:, :x, :x],
+            "B": f["B"] + hessian[:, :x, x:],
+            "C": f["C"] - hessian[:, x:, x:],
+        }
+        if self.waves:
+            own["waves"] = waves(self.seed, 8, self.clients, x + y, self.waves)
+        return Federation({"linear": scattered(linear, sizes, self.noise, self.seed, 7)}, sizes, own)
 
     def init(self, seed: int) -> Pair:
-        return start(seed, self.dim_x, self.dim_y)
+        return start(seed, self.start_seed, self.dim_x, self.dim_y)
 
     def _f(self, z: Pair, A: Tensor, B: Tensor, C: Tensor, linear: Tensor) -> Tensor:
         quadratic = 0.5 * z.x @ (A @ z.x) + z.x @ (B @ z.y) - 0.5 * z.y @ (C @ z.y)
@@ -118,7 +123,11 @@ class Quadratic:
         return f
 
     def loss(self, z: Pair, xi: Batch) -> Tensor:
-        return self._f(z, xi.own["A"], xi.own["B"], xi.own["C"], xi.mean(xi.rows["linear"]))
+        f = self._f(z, xi.own["A"], xi.own["B"], xi.own["C"], xi.mean(xi.rows["linear"]))
+        if self.waves:
+            both, (p, q) = torch.cat([z.x, z.y]), xi.own["waves"]
+            f = f + p @ torch.cos(both) + q @ torch.sin(both)
+        return f
 
     def value(self, z: Pair) -> Tensor:
         f = self.mean
@@ -168,6 +177,7 @@ class Bilinear:
     noise: NotNegative = 0.1
     samples: Samples = 10
     seed: Seed = 0
+    start_seed: Seed | None = None
 
     metrics = dict.fromkeys(("stationarity", "distance"), Metric("low", rows="train"))
 
@@ -195,7 +205,7 @@ class Bilinear:
         )
 
     def init(self, seed: int) -> Pair:
-        return start(seed, self.dim, self.dim)
+        return start(seed, self.start_seed, self.dim, self.dim)
 
     def loss(self, z: Pair, xi: Batch) -> Tensor:
         return z.x @ (xi.own["A"] @ z.y) + xi.mean(xi.rows["linear"]) @ torch.cat([z.x, z.y])

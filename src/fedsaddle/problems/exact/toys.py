@@ -46,6 +46,7 @@ class TwoSines:
     noise: NotNegative = 0.1
     samples: Samples = 10
     seed: Seed = 0
+    start_seed: Seed | None = None
 
     metrics = JUDGED
     # |Hessian| <= 28.5 and the PL constant in y is 1.26, both read off a grid.
@@ -65,7 +66,7 @@ class TwoSines:
         )
 
     def init(self, seed: int) -> Pair:
-        return start(seed, 1, 1)
+        return start(seed, self.start_seed, 1, 1)
 
     def value(self, z: Pair) -> Tensor:
         (x, y) = z.x[0], z.y[0]
@@ -102,6 +103,7 @@ class ToyWGAN:
     penalty: Above0 = 0.5  # lambda
     samples: Samples = 20
     seed: Seed = 0
+    start_seed: Seed | None = None
 
     metrics = JUDGED
 
@@ -125,7 +127,7 @@ class ToyWGAN:
         return float(weight @ real), float(weight @ real**2)
 
     def init(self, seed: int) -> Pair:
-        return start(seed, 2, 2)
+        return start(seed, self.start_seed, 2, 2)
 
     def _f(self, z: Pair, real_1: Scalar, real_2: Scalar, z_1: Scalar, z_2: Scalar) -> Tensor:
         """f from the first two moments of the real data and of the generator's input."""

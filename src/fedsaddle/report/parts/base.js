@@ -18,7 +18,7 @@ const shape = (tag, attributes = {}, ...children) => put(document.createElementN
 function number(value, digits = 4) {
   if (value === 0) return "0";
   const size = Math.abs(value);
-  const text = size < 1e-3 || size >= 1e6 ? value.toExponential(2).replace(/\.?0*e\+?/, "e") : String(+value.toPrecision(digits));
+  const text = size < 1e-3 || size >= 1e6 ? value.toExponential(digits - 1).replace(/\.?0*e\+?/, "e") : String(+value.toPrecision(digits));
   return text.replace("-", "\u2212").replace("e-", "e\u2212");
 }
 function amount(value) {  // 1.25M
@@ -51,8 +51,8 @@ function toCsv(rows) {
   const cell = value => /[",\n\r]/.test(value) ? `"${value.replace(/"/g, '""')}"` : value;
   return rows.map(row => row.map(value => cell(value === null || value === undefined ? "" : String(value))).join(",")).join("\n") + "\n";
 }
-const PAINT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "font-size", "font-family", "text-anchor"];
-function toSvg(svg) {  // a picture by itself: what the page's style says is written into it
+const PAINT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "stroke-opacity", "opacity", "font-size", "font-family", "text-anchor"];
+function toSvg(svg, entries) {  // a picture by itself: what the page's style says is written into it, and whose colours they are
   const copy = svg.cloneNode(true), box = svg.viewBox.baseVal;
   const from = [svg, ...svg.querySelectorAll("*")], to = [copy, ...copy.querySelectorAll("*")];
   from.forEach((node, i) => {
@@ -61,19 +61,30 @@ function toSvg(svg) {  // a picture by itself: what the page's style says is wri
     to[i].removeAttribute("class");
     to[i].removeAttribute("tabindex");
   });
-  copy.setAttribute("xmlns", SVG);
-  copy.setAttribute("width", box.width);
-  copy.setAttribute("height", box.height);
-  copy.prepend(shape("rect", {width: box.width, height: box.height, fill: getComputedStyle(document.body).backgroundColor}));
+  const height = writeKey(copy, entries, box), size = {width: box.width, height};
+  put(copy, {xmlns: SVG, ...size, viewBox: `0 0 ${box.width} ${height}`}, []);
+  copy.prepend(shape("rect", {...size, fill: getComputedStyle(document.body).backgroundColor}));
   return new XMLSerializer().serializeToString(copy);
 }
-function tools(name, svg, rows) {  // buttons that save a figure or a table
+function writeKey(copy, entries, box) {  // the key below a picture by itself; gives how high both are
+  const {color, fontFamily} = getComputedStyle(document.body), root = getComputedStyle(document.documentElement), margin = 16;
+  let [x, y] = [margin, box.height + 12];
+  for (const [index, label] of entries) {
+    const wide = 44 + 7 * label.length;
+    if (x > margin && x + wide > box.width) [x, y] = [margin, y + 20];
+    copy.append(shape("line", {x1: x, x2: x + 20, y1: y, y2: y, "stroke-width": 3, stroke: root.getPropertyValue(`--c${index % 10}`), "stroke-dasharray": dashes(index)}),
+      shape("text", {x: x + 26, y: y + 4, fill: color, "font-size": "12px", "font-family": fontFamily}, label));
+    x += wide;
+  }
+  return entries.length ? y + 14 : box.height;
+}
+function tools(name, svg, rows, entries = () => []) {  // buttons that save a figure or a table
   const button = (text, act) => {
     const node = make("button", {type: "button", title: `save ${name} as ${text}`}, text);
     node.addEventListener("click", act);
     return node;
   };
-  return [svg && button("SVG", () => download(`${name}.svg`, "image/svg+xml", toSvg(svg()))),
+  return [svg && button("SVG", () => download(`${name}.svg`, "image/svg+xml", toSvg(svg(), entries()))),
           rows && button("CSV", () => download(`${name}.csv`, "text/csv", toCsv(rows())))].filter(Boolean);
 }
 
@@ -84,14 +95,14 @@ function fillTable(id, columns, rows, classOf = () => "") {
   const table = $(id), chosen = sorting.get(id), by = chosen && columns.find(column => column.title === chosen.title);
   const sorted = by ? [...rows].sort((a, b) => chosen.way * compare(by.value(a), by.value(b), chosen.way)) : rows;
   table.replaceChildren(
-    make("thead", {}, make("tr", {}, columns.map(({title}) => {
+    make("thead", {}, make("tr", {}, columns.map(({title, words}) => {
       const button = make("button", {type: "button", title: `sort by ${title}`}, title), way = by && by.title === title ? chosen.way : 0;
       button.addEventListener("click", () => {
         sorting.set(id, {title, way: way === 1 ? -1 : 1});
         fillTable(id, columns, rows, classOf);
         table.querySelectorAll("thead button")[columns.findIndex(column => column.title === title)].focus();
       });
-      return make("th", {scope: "col", ...(way ? {"aria-sort": way > 0 ? "ascending" : "descending"} : {})}, button);
+      return make("th", {scope: "col", ...(words ? {class: "words"} : {}), ...(way ? {"aria-sort": way > 0 ? "ascending" : "descending"} : {})}, button);
     }))),
     make("tbody", {}, sorted.map(row => make("tr", {class: classOf(row)}, columns.map((column, place) =>
       make(place ? "td" : "th", place ? {class: column.bad && column.bad(row) ? "bad" : column.words ? "words" : ""} : {scope: "row", title: column.value(row)},

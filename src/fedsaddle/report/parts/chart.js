@@ -1,7 +1,7 @@
 // --- the state of the page: what is selected, who is switched off, and where the chart is looked at ---
 
 const AXES = {floats_up: "floats sent up", bytes_up: "bytes sent up, 4 a float", round: "rounds", time_simulated: "simulated seconds",
-              spent: "seconds on the wall\u2019s clock, all seeds together"};
+              spent: "seconds on the wall\u2019s clock, all seeds"};
 const off = new Set(data.series ? data.series.filter(series => series.off).map(series => series.label) : []);
 let zoom = null;    // {x: [from, to], y: [from, to] or null}, in the units of the axes
 let front = null;   // the label of the curve that is brought to the front
@@ -37,10 +37,9 @@ function niceTicks(low, high, count) {
 }
 function logTicks(low, high, count) {
   const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
-  const every = Math.max(1, Math.ceil((last - first) / count)), by = last - first <= 2 ? [1, 2, 5] : [1];
-  const ticks = [];
-  for (let k = first; k <= last; k += every) for (const times of by) ticks.push(+`${times}e${k}`);
-  const inside = ticks.filter(tick => tick >= low * .999 && tick <= high * 1.001);
+  const every = Math.max(1, Math.ceil((last - first) / count)), decades = Array.from({length: Math.floor((last - first) / every) + 1}, (_, i) => first + i * every);
+  const able = (every > 1 ? [[1]] : [[1, 2, 5], [1, 3], [1]]).map(steps => decades.flatMap(k => steps.map(times => +`${times}e${k}`)).filter(tick => tick >= low * .999 && tick <= high * 1.001));
+  const inside = able.find(ticks => ticks.length <= 1.5 * count) || able.at(-1);  // the most for which there is room
   return inside.length > 1 ? inside : niceTicks(low, high, count);
 }
 
@@ -53,7 +52,8 @@ function heights() {  // what a value is drawn as, and back; and the lowest that
   const positive = values.filter(v => v > 0), floor = positive.length ? Math.min(...positive) / 2 : 1e-3;
   const kept = v => top === null ? v : Math.min(v, top);
   if (scale === "linear") return {value: kept, scale: v => v, back: v => v, floor: null, zeros: false};
-  return {value: v => Math.max(turned(kept(v)), floor), scale: Math.log10, back: v => 10 ** v, floor, zeros: values.some(v => v <= 0)};
+  const zeros = [...values, ...lines.flatMap(one => edges(one).flat().map(turned))].some(v => v <= 0);
+  return {value: v => Math.max(turned(kept(v)), floor), scale: Math.log10, back: v => 10 ** v, floor, zeros};
 }
 function edges({series, curve}) {  // of the band: one standard deviation to each side, but no further than the seeds go
   if (!curve.edges) curve.edges = curve.mean.map((mean, i) => {
@@ -100,7 +100,8 @@ function drawChart() {
   if (left === right) right = left + 1;
   if (low === high) [low, high] = drawn.floor ? [low / 2, high * 2] : [low - (Math.abs(low) || 1) / 10, high + (Math.abs(high) || 1) / 10];
   const air = zoom && zoom.y ? 0 : (scale(high) - scale(low)) * .04, [bottom, top] = [scale(low) - air, scale(high) + air];
-  const box = {left: 62, right: width - 14, top: 8, bottom: height - 42};
+  const box = {left: 62, right: width - 14, top: 26, bottom: height - 42};
+  svg.append(shape("text", {x: 4, y: 14}, scaleName()));
   const x = v => box.left + (v - left) / (right - left) * (box.right - box.left);
   const y = v => box.bottom - (scale(value(v)) - bottom) / (top - bottom) * (box.bottom - box.top);
   const unturned = h => $("scale").value === "error" ? 1 - h : h;
@@ -148,9 +149,9 @@ function read(lines, drawn) {  // what this chart shows, and nothing that it doe
   $("reading").textContent = [
     many ? "A line is the mean over the seeds, its band one standard deviation to each side, but no further than the seeds go." : "A line is one seed.",
     lines.some(({series}) => series.diverged.some(end => end.values)) ? "A cross marks where a seed diverged." : "",
-    drawn.zeros && $("scale").value === "error" ? `Where ${name} is 1 or more, the line runs along the bottom: an error of 0 has no place on a logarithmic axis.` : "",
+    drawn.zeros && $("scale").value === "error" ? `Where ${name} is 1 or more, a line or a band ends at the bottom: an error of 0 has no place on a logarithmic axis.` : "",
     beyond && beyond.length ? `The chart ends at ${number(top)}, three times the highest start; ${beyond.join(", ")} ${beyond.length === 1 ? "goes" : "go"} beyond that, along the top.` : "",
-    "Drag over a part to look closer, or scroll once the chart is clicked on; a double click shows all again. Point at it, or use the arrow keys, for values; the names below switch algorithms off and on.",
+    "Drag over a part to look closer, or scroll once the chart is clicked on; a double click shows all again. Point at it, or use the arrow keys, for values; the names under it switch algorithms off and on.",
   ].filter(Boolean).join(" ");
 }
 
@@ -161,9 +162,8 @@ function nearest(sorted, value) {
   for (let i = 1; i < sorted.length; i++) if (Math.abs(sorted[i] - value) < Math.abs(sorted[best] - value)) best = i;
   return best;
 }
-function bring(label) {  // a curve to the front, in the chart and in the legend; null: all alike
-  front = label;
-  const lines = $("inside");
+function bring(label, lines = $("inside")) {  // a curve to the front, in the chart and in the legend; null: all alike
+  if (lines === $("inside")) front = label;
   if (!lines) return;
   let found = null;
   for (const group of lines.children) {

@@ -1,15 +1,24 @@
 // --- small figures: each with its values as CSV and itself as SVG ---
 
-function panel(title, svg, rows, ...more) {
-  const name = title.toLowerCase();
-  return make("figure", {}, make("figcaption", {class: "small"}, title), svg, make("div", {class: "tools"}, tools(name, svg && (() => svg), rows)), ...more);
+function panel(title, svg, rows, entries, ...more) {  // the entries of its key: a colour and what it stands for
+  const saved = tools(title.toLowerCase(), svg && (() => svg), rows, () => entries);
+  return make("figure", {}, make("figcaption", {class: "small"}, title), svg, make("div", {class: "tools"}, saved), entries.length ? key(entries, svg) : null, ...more);
 }
 function frameOf(width, height, label) {
   return shape("svg", {class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label});
 }
-function key(entries) {  // which colour is whose
-  return make("p", {class: "small"}, entries.flatMap(([index, label]) => [swatch(index), ` ${label} \u2003`]));
+function key(entries, svg) {  // which colour is whose; pointed at, it brings its lines to the front
+  return make("p", {class: "small"}, entries.map(([index, label]) => {
+    const entry = make("span", {class: "key"}, swatch(index), ` ${label} \u2003`), lines = svg.querySelector(".lines");
+    for (const [kind, front] of [["pointerenter", label], ["pointerleave", null]]) entry.addEventListener(kind, () => bring(front, lines));
+    return entry;
+  }));
 }
+const lineBy = (one, d) => {  // a line of an algorithm's
+  const group = shape("g", {class: "line"}, ...d.map(path => shape("path", {class: "mean thin", stroke: colour(one.series), "stroke-dasharray": dashes(one.series), d: path})));
+  group.dataset.label = ownLabel(one);
+  return group;
+};
 const ownLabel = one => data.series[one.series].label;
 
 function drawLines(detail) {  // such as ROC curves: all algorithms in one figure; and its corner, where they hide there
@@ -31,12 +40,12 @@ function lineFigure(detail, near) {
   svg.append(shape("text", {x: 14, y: H / 2, "text-anchor": "middle", transform: `rotate(-90 14 ${H / 2})`}, v));
   if (left === 0 && right === 1 && low === 0 && high === 1) svg.append(shape("line", {class: "diagonal", x1: x(0), y1: y(0), x2: x(1), y2: y(1)}));
   const part = [box.left, box.top, box.right - box.left, box.bottom - box.top];
-  const inside = shape("svg", {x: part[0], y: part[1] - 2, width: part[2], height: part[3] + 2, viewBox: `${part[0]} ${part[1] - 2} ${part[2]} ${part[3] + 2}`});
+  const inside = shape("svg", {class: "lines", x: part[0], y: part[1] - 2, width: part[2], height: part[3] + 2, viewBox: `${part[0]} ${part[1] - 2} ${part[2]} ${part[3] + 2}`});
   svg.append(inside);
-  for (const one of detail.own) for (const {xy: [xs, ys]} of one.lines)
-    inside.append(shape("path", {class: "mean", "stroke-width": 1.5, stroke: colour(one.series), "stroke-dasharray": dashes(one.series), d: `M${xs.map((a, i) => `${x(a).toFixed(1)},${y(ys[i]).toFixed(1)}`).join("L")}`}));
+  for (const one of detail.own)
+    inside.append(lineBy(one, one.lines.map(({xy: [xs, ys]}) => `M${xs.map((a, i) => `${x(a).toFixed(1)},${y(ys[i]).toFixed(1)}`).join("L")}`)));
   const rows = () => [["algorithm", "seed", h, v], ...detail.own.flatMap(one => one.lines.flatMap(line => line.xy[0].map((a, i) => [ownLabel(one), line.seed, a, line.xy[1][i]])))];
-  return panel(near ? `${detail.title}: the corner` : detail.title, svg, rows, key(detail.own.map(one => [one.series, ownLabel(one)])), make("p", {class: "small soft"}, "A line for each seed."));
+  return panel(near ? `${detail.title}: the corner` : detail.title, svg, rows, detail.own.map(one => [one.series, ownLabel(one)]), make("p", {class: "small soft"}, "A line for each seed."));
 }
 function drawHistograms(detail) {  // a figure for each algorithm; each group's counts as parts of that group
   return detail.own.map(one => {
@@ -48,7 +57,7 @@ function drawHistograms(detail) {  // a figure for each algorithm; each group's 
     parts.forEach((part, g) => svg.append(shape("path", {fill: colour(g), "fill-opacity": .35, stroke: colour(g),
       d: `M${x(one.low[0])},${y(0)}` + part.map((a, i) => `L${x(one.low[i]).toFixed(1)},${y(a).toFixed(1)}L${x(one.high[i]).toFixed(1)},${y(a).toFixed(1)}`).join("") + `L${x(right)},${y(0)}Z`})));
     const rows = () => [["algorithm", ...detail.columns], ...one.low.map((a, i) => [ownLabel(one), a, one.high[i], ...one.counts.map(counts => counts[i])])];
-    return panel(`${detail.title}: ${ownLabel(one)}`, svg, rows, key(groups.map((name, g) => [g, name])),
+    return panel(`${detail.title}: ${ownLabel(one)}`, svg, rows, groups.map((name, g) => [g, name]),
       make("p", {class: "small soft"}, `Heights are parts of each group\u2019s rows, ${plural(one.seeds, "seed")} together.`));
   });
 }
@@ -70,7 +79,7 @@ function drawBars(detail) {  // a figure for each column; for each name, a bar o
       });
     });
     const rows = () => [["algorithm", detail.columns[0], column, "std"], ...some.flatMap(one => names.map((name, i) => [ownLabel(one), name, one.values[c].mean[i], one.values[c].std[i]]))];
-    return panel(`${detail.title}: ${column}`, svg, rows, key(some.map(one => [one.series, ownLabel(one)])));
+    return panel(`${detail.title}: ${column}`, svg, rows, some.map(one => [one.series, ownLabel(one)]));
   });
 }
 function drawClients(detail) {  // sorted from the worst served to the best; and the worst by name
@@ -82,8 +91,7 @@ function drawClients(detail) {  // sorted from the worst served to the best; and
   const x = i => box.left + (n > 1 ? i / (n - 1) : .5) * (box.right - box.left), y = a => box.bottom - (a - low) / (high - low) * (box.bottom - box.top);
   const svg = frameOf(W, H, `${column} of the clients, from the worst served to the best`);
   grid(svg, box, {left: 1, right: Math.max(2, n), x: i => x(i - 1), ticks: niceTicks(low, high, 5), y, width: W, height: H, name: "clients, from the worst served to the best"});
-  for (const {one, order} of sorted)
-    svg.append(shape("path", {class: "mean", stroke: colour(one.series), "stroke-dasharray": dashes(one.series), d: `M${order.map((client, i) => `${x(i).toFixed(1)},${y(client.value).toFixed(1)}`).join("L")}`}));
+  svg.append(shape("g", {class: "lines"}, sorted.map(({one, order}) => lineBy(one, [`M${order.map((client, i) => `${x(i).toFixed(1)},${y(client.value).toFixed(1)}`).join("L")}`]))));
   const rows = () => [["algorithm", ...detail.columns.slice(0, 2)], ...sorted.flatMap(({one, order}) => order.map(client => [ownLabel(one), client.name, client.value]))];
   const table = make("div", {class: "scroll", tabindex: 0}, make("table", {class: "wrap"}, make("thead", {}, make("tr", {}, ["algorithm", "worst served", "their mean", "all clients"].map(title => make("th", {scope: "col"}, title)))),
     make("tbody", {}, sorted.map(({one, order}) => {
@@ -91,7 +99,7 @@ function drawClients(detail) {  // sorted from the worst served to the best; and
       return make("tr", {}, make("th", {scope: "row"}, ownLabel(one)), make("td", {}, worst.slice(0, 4).map(client => client.name).join(", ") + (worst.length > 4 ? " \u2026" : "")),
         make("td", {}, number(spreadOf(worst.map(client => client.value)).mean)), make("td", {}, spread(spreadOf(order.map(client => client.value)))));
     }))));
-  return [panel(`${detail.title}: ${column}`, svg, rows, key(detail.own.map(one => [one.series, ownLabel(one)]))),
+  return [panel(`${detail.title}: ${column}`, svg, rows, detail.own.map(one => [one.series, ownLabel(one)])),
     make("div", {}, table, make("p", {class: "small soft"}, `Each client by its mean over the seeds. Worst served: the tenth of the clients with the ${detail.better === "low" ? "highest" : "lowest"} ${column}; the spread is over clients.`))];
 }
 const DRAWN = {line: drawLines, histogram: drawHistograms, bars: drawBars, clients: drawClients};
@@ -102,15 +110,17 @@ function drawDetails() {
 
 // --- traffic by kind ---
 
+const wideOf = () => Math.max(320, Math.min(860, $("main").clientWidth));  // on a phone narrow, and its words as large
+
 function drawTraffic() {
   const able = data.series.filter(series => !series.off && series.traffic.length), place = flow => `${flow.direction} ${flow.kind}`;
   const kinds = [...new Set(able.flatMap(series => series.traffic.map(place)))].sort().reverse();  // up before down
   if (!able.length || !kinds.length) return $("traffic").replaceChildren();
-  const W = 860, left = 20 + 7.3 * Math.min(26, Math.max(...able.map(series => series.label.length))), H = 34 + 24 * able.length;
+  const W = wideOf(), left = 20 + 7.3 * Math.min(26, Math.max(...able.map(series => series.label.length))), H = 34 + 24 * able.length;
   const sums = able.map(series => kinds.map(kind => series.traffic.filter(flow => place(flow) === kind).reduce((sum, flow) => sum + flow.floats, 0)));
   const high = Math.max(...sums.map(some => some.reduce((a, b) => a + b, 0)), 1), x = a => left + a / high * (W - left - 20), svg = frameOf(W, H, "floats by direction and kind");
   svg.style.maxWidth = "64rem";
-  for (const tick of niceTicks(0, high, 6)) svg.append(shape("line", {class: "grid", x1: x(tick), x2: x(tick), y1: 4, y2: H - 24}), shape("text", {x: x(tick), y: H - 8, "text-anchor": "middle"}, amount(tick)));
+  for (const tick of niceTicks(0, high, W / 140)) svg.append(shape("line", {class: "grid", x1: x(tick), x2: x(tick), y1: 4, y2: H - 24}), shape("text", {x: x(tick), y: H - 8, "text-anchor": "middle"}, amount(tick)));
   able.forEach((series, i) => {
     let at = 0;
     svg.append(shape("text", {x: left - 8, y: 4 + 24 * i + 15, "text-anchor": "end"}, series.label.length > 26 ? `${series.label.slice(0, 25)}\u2026` : series.label));
@@ -120,7 +130,7 @@ function drawTraffic() {
     });
   });
   const rows = () => [["algorithm", "direction", "variable", "kind", "floats, mean over seeds"], ...able.flatMap(series => series.traffic.map(flow => [series.label, flow.direction, flow.variable, flow.kind, flow.floats]))];
-  $("traffic").replaceChildren(panel("Traffic by direction and kind: floats, mean over the seeds", svg, rows, key(kinds.map((kind, k) => [k, kind]))));
+  $("traffic").replaceChildren(panel("Traffic by direction and kind: floats, mean over the seeds", svg, rows, kinds.map((kind, k) => [k, kind])));
 }
 
 // --- what went wrong ---
@@ -128,10 +138,10 @@ function drawTraffic() {
 function drawTimeline() {
   const able = data.series.map((series, index) => ({series, index})).filter(({series}) => series.timeline.parts.length || series.timeline.others.length);
   if (!able.length) return $("timeline").replaceChildren();
-  const W = 860, left = 20 + 7.3 * Math.min(26, Math.max(...able.map(({series}) => series.label.length))), H = 44 + 24 * able.length;
+  const W = wideOf(), left = 20 + 7.3 * Math.min(26, Math.max(...able.map(({series}) => series.label.length))), H = 44 + 24 * able.length;
   const last = Math.max(...able.map(({series}) => series.timeline.rounds), 1), x = a => left + a / last * (W - left - 20), svg = frameOf(W, H, "when rounds were abandoned and seeds diverged or collapsed");
   svg.style.maxWidth = "64rem";
-  for (const tick of niceTicks(0, last, 8)) svg.append(shape("line", {class: "grid", x1: x(tick), x2: x(tick), y1: 4, y2: H - 36}), shape("text", {x: x(tick), y: H - 22, "text-anchor": "middle"}, amount(tick)));
+  for (const tick of niceTicks(0, last, W / 110)) svg.append(shape("line", {class: "grid", x1: x(tick), x2: x(tick), y1: 4, y2: H - 36}), shape("text", {x: x(tick), y: H - 22, "text-anchor": "middle"}, amount(tick)));
   svg.append(shape("text", {x: (left + W) / 2, y: H - 5, "text-anchor": "middle"}, "rounds"));
   able.forEach(({series, index}, i) => {
     const {parts, others, rounds} = series.timeline, top = 6 + 24 * i, wide = rounds / Math.max(1, parts.length);
@@ -141,8 +151,9 @@ function drawTimeline() {
     for (const one of others) svg.append(shape("path", {class: "cross", stroke: colour(index), d: one.what === "diverged" ? `M${x(one.round) - 4},${top + 4}l8,8m0,-8l-8,8` : one.what === "collapsed" ? `M${x(one.round) - 5},${top + 4}l5,8l5,-8z` : `M${x(one.round)},${top}v16`},
       shape("title", {}, `${series.label}, seed ${one.seed}, round ${one.round}: ${one.what}`)));
   });
-  const rows = () => [["algorithm", "seed", "round", "what"], ...able.flatMap(({series}) => series.timeline.others.map(one => [series.label, one.seed, one.round, one.what]))];
-  $("timeline").replaceChildren(panel("Over the rounds: bars are the part of rounds that were abandoned, over all seeds; a cross is a seed that diverged, a triangle one that collapsed, a stroke something else", svg, rows));
+  const rows = () => [["algorithm", "seed", "round", "what", "part of the rounds from there on"], ...able.flatMap(({series: {label, timeline: {parts, others, rounds}}}) => [
+    ...parts.map((part, k) => [label, "", Math.ceil(k * rounds / parts.length), "abandoned", part]), ...others.map(one => [label, one.seed, one.round, one.what, ""])])];
+  $("timeline").replaceChildren(panel("Over the rounds: bars are the part of rounds that were abandoned, over all seeds; a cross is a seed that diverged, a triangle one that collapsed, a stroke something else", svg, rows, able.map(({series, index}) => [index, series.label])));
 }
 function drawEvents() {
   const lines = data.series.flatMap(series => [

@@ -22,7 +22,8 @@ function drawTable() {
     ranked && some(row => row.against) && {title: "less the best other", words: true, value: row => row.against && row.against.difference, show: against,
       save: {names: ["difference", "rival", "common seeds", "p", "p by Holm", "unequal"],
              of: ({against: a}) => a ? [a.difference, a.rival, a.seeds, a.p, a.corrected, a.unequal] : ["", "", "", "", "", ""]}},
-    ranked && some(row => row.standing) && {title: "standing", words: true, value: row => row.standing, show: row => [row === found[0] && row.standing === "level" ? "best mean, not told apart from all" : STANDINGS[row.standing]]},
+    ranked && some(row => row.standing) && {title: "standing", words: true, value: row => row.standing, show: row => [row === found[0] && row.standing === "level" ? "best mean, not told apart from all"
+        : row.standing === "untested" && row.against && row.against.unequal ? "not judged, unequal chances" : STANDINGS[row.standing]]},
     some(row => row.dead.number) && {title: "dead seeds", words: true, value: row => row.dead.number,
       show: ({dead}) => [`${dead.number} of ${dead.of}`, make("span", {class: "soft below"}, `${Math.round(100 * dead.low)} to ${Math.round(100 * dead.high)} % of all`)],
       save: {names: ["dead seeds", "low", "high"], of: ({dead}) => [dead.number, dead.low, dead.high]}},
@@ -33,8 +34,8 @@ function drawTable() {
   $("table-tools").replaceChildren(...tools(`${name}-results`, null, rows));
   $("notes").replaceChildren(...notes(metric()).filter(Boolean).map(note => make("li", {}, note)));
   const lost = found.reduce((sum, row) => sum + row.diverged + (row.collapsed || 0), 0);
-  $("answer").replaceChildren(answer, lost ? ` ${plural(lost, "seed")} diverged${chance === null ? "" : " or collapsed"}.` : "",
-    real.length ? ` Real rows have ${real.map(number).join(" or ")} by the same judge.` : "",
+  $("answer").replaceChildren(answer.replace(/e-(?=\d)/g, "e\u2212"), lost ? ` ${plural(lost, "seed")} diverged${chance === null ? "" : " or collapsed"}.` : "",
+    real.length ? ` Real rows have ${real.map(value => number(value)).join(" or ")} by the same judge.` : "",
     data.sweeps.length && ranked ? " The settings were chosen on these very seeds, so every value here is optimistic." : "");
 }
 function notes({found, name, better, chance, ratios}) {

@@ -31,7 +31,7 @@ function drawAll() {
   $("each").parentElement.hidden = !data.series.some(series => series.lanes.length > 1);
   chooseScale(before === $("metric").value ? scale : "");
   drawHead(); drawLegend(); drawChart(); drawMetric(); drawDetails(); drawTimeline(); drawEvents(); drawSweep(); drawPictures(); drawRuns();
-  $("chart-tools").replaceChildren(...tools("curves", () => $("chart"), curveRows));
+  $("chart-tools").replaceChildren(...tools("curves", () => $("chart"), curveRows, () => shown().map(one => [one.index, one.series.label])));
 }
 function drawMetric() { drawTable(); drawReach(); drawCosts(); }
 $("metric").addEventListener("change", () => { zoom = null; chooseScale(""); drawChart(); drawMetric(); });

@@ -1,0 +1,1 @@
+"""The laboratory: what the theorems about CDMA claim, measured. See `__main__` and docs/theory.md."""

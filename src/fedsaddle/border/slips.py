@@ -1,0 +1,133 @@
+"""Slips in an experiment's names, answered before PyTorch is waited for.
+
+The schema is the dataclasses themselves, and importing those takes seconds. So what they and their fields are
+called is read off the sources. Types and ranges are not looked at here: `schema` sees everything again.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from fedsaddle.border import files, plugins
+from fedsaddle.errors import BadInput, meant, unknown
+
+# Tables one of whose keys says what else they may hold: which one, where its values are, and the usual one.
+VARIANTS = {
+    "problem": ("name", "problems/__init__.py", "PROBLEMS", None),
+    "fleet": ("model", "fleet.py", "FLEETS", None),
+    "merge": ("rule", "merges.py", "MERGES", "mean"),
+}
+TABLES = {
+    "quorum": ("fleet.py", "Quorum"),
+    "checks": ("checks.py", "Checks"),
+    "faults": ("faults.py", "Faults"),
+    "steady": ("steady.py", "Steady"),
+    "sweep": ("border/schema.py", "Sweep"),
+}
+BESIDE_VARIANT = {"merge": ("clip",)}  # keys that do not depend on the variant
+
+
+def check_names(tables: Mapping[str, Any], only: Sequence[str] = ()) -> None:
+    """Refuse an experiment with a key or a name that is not known; of the algorithms, look at `only` some.
+
+    Once the registries have been imported there is no time to be saved, and they may have learnt names.
+    """
+    if "fedsaddle.problems" in sys.modules:
+        return
+    _known_in("key", tables, keys_of("border/schema.py", "Experiment"))
+    for place, (file, part) in TABLES.items():
+        _known_in(f"key in {place}", tables.get(place), keys_of(file, part))
+    for place in VARIANTS:
+        if isinstance(tables.get(place), dict):
+            _look_at_variant(place, tables[place])
+    given, bounds = tables.get("algorithms"), keys_of("steady.py", "Steady")
+    rules = given if isinstance(given, dict) else {}
+    home, classes = "algorithms/__init__.py", files.classes("algorithms/__init__.py", "ALGORITHMS")
+    for label, own in rules.items():
+        name = own.get("algorithm", label) if isinstance(own, dict) else None
+        if isinstance(name, str) and (not only or label in {meant(one, rules) for one in only}):
+            if name in classes:
+                hyper = keys_of(home, classes[name])
+                _known_in(f"key in algorithms.{label}", own, hyper, ("algorithm", "invite", *bounds))
+            elif not _of_ones_own("algorithms", name):
+                raise unknown("algorithm", name, classes)
+
+
+def _look_at_variant(place: str, table: dict[str, Any]) -> None:
+    key, file, registry, usual = VARIANTS[place]
+    chosen, classes = table.get(key, usual), files.classes(file, registry)
+    if not isinstance(chosen, str) or chosen not in classes:
+        if isinstance(chosen, str) and not _of_ones_own(f"{place}s", chosen):
+            raise unknown(place, chosen, classes)
+        return
+    known = {name: keys_of(file, part) for name, part in classes.items()}
+    for own in table:
+        if own not in (key, *BESIDE_VARIANT.get(place, ())) and own not in known[chosen]:
+            raise no_such_key(place, own, key, chosen, known)
+
+
+def no_such_key(
+    where: str, given: str, key: str, chosen: str, known: Mapping[str, Collection[str]]
+) -> BadInput:
+    """A key that does not go with the `chosen` variant, of all that are known with their keys."""
+    having = [f"'{name}'" for name, keys in known.items() if given in keys]
+    if not having:
+        return unknown(f"key in {where}", given, (key, *known[chosen]) if known[chosen] else ())
+    return BadInput(
+        f"unknown key in {where} '{given}'; it goes with {key} {' or '.join(having)}, and {key} is "
+        f"'{chosen}'; {key} may be {', '.join(sorted(known))}"
+    )
+
+
+def _known_in(what: str, table: object, known: Collection[str], beside: Sequence[str] = ()) -> None:
+    for key in table if isinstance(table, dict) else ():
+        if key not in known and key not in beside:
+            raise unknown(what, str(key), known)
+
+
+def _of_ones_own(group: str, name: str) -> bool:
+    """Whether a name is of code that is not shipped."""
+    if plugins.reference_in(name) is not None:
+        return True
+    return any(point[:2] == (group, name) for point in plugins.entry_points(group))
+
+
+@cache
+def keys_of(file: str, name: str) -> frozenset[str]:
+    """What a class of a file, or one that the file imports, is given when it is made."""
+    node, home = _class(file, name)
+    bases = [(base.id, _class(home, base.id)) for base in node.bases if isinstance(base, ast.Name)]
+    inherited = [keys_of(home, base) for base, (own, _) in bases if "dataclass" in _decorators(own)]
+    return frozenset(_given(node)).union(*inherited)
+
+
+def _class(file: str, name: str) -> tuple[ast.ClassDef, str]:
+    """Where a class is written that a file knows by this name; an empty one, if that is another package."""
+    for node in files.parsed(file):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node, file
+        if isinstance(node, ast.ImportFrom) and name in {one.name for one in node.names}:
+            package, *path = (node.module or "").split(".")
+            module = "/".join(path)
+            if package == "fedsaddle":
+                inside = (files.PACKAGE / f"{module}.py").is_file()
+                return _class(f"{module}.py" if inside else f"{module}/__init__.py", name)
+    return ast.ClassDef(name, [], [], [], []), file
+
+
+def _decorators(node: ast.ClassDef) -> str:
+    return " ".join(map(ast.unparse, node.decorator_list))
+
+
+def _given(node: ast.ClassDef) -> list[str]:
+    fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+    return [
+        ast.unparse(one.target)
+        for one in fields
+        if not ast.unparse(one.annotation).startswith("ClassVar")
+        and not (isinstance(one.value, ast.Call) and "init=False" in ast.unparse(one.value))
+    ]
