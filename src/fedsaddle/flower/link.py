@@ -13,6 +13,7 @@ import json
 import socket as sockets
 import ssl
 import time
+from asyncio import sslproto
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,8 @@ from fedsaddle.flower import _flwr, door
 from fedsaddle.flower._flwr import ControlHttpClient, RuntimeHttpClient, open_client
 from fedsaddle.flower.post import Post, asked
 from fedsaddle.flower.wire import OVERHEAD
+
+TLS_BUFFER = 32 << 10  # bytes
 
 
 @dataclass
@@ -73,6 +76,9 @@ def listen(
     family = sockets.AF_INET6 if ":" in address[0] else sockets.AF_INET
     listener = sockets.create_server(address, family=family, backlog=512)
     listener.setblocking(False)
+
+    # Of 256 kB, for each connection: more than all else that one costs.
+    sslproto.SSLProtocol.max_size = TLS_BUFFER
 
     async def both() -> None:
         outer.config.load()
