@@ -58,6 +58,7 @@ LISTED = {
     "fedsaddle report runs/deployed": NODES,
     "fedsaddle watch": "serves until Ctrl-C: tests/test_watch.py",
     "fedsaddle replay runs/deployed": NODES,
+    "fedsaddle replay runs/study --data": "of a run on devices: tests/test_flower.py",
     "fedsaddle run auc-mnist --device cuda": GPU,
     "fedsaddle run auc-mnist-steady --device cuda": GPU,
     "fedsaddle run auc-cifar10 --device cuda": GPU,
@@ -83,6 +84,8 @@ LISTED = {
     "fedsaddle reproduce all": "takes long: tests/test_paper.py does it in little",
     "fedsaddle reproduce figure-1": GPU,
     "python -m benchmarks": LONG,
+    "python -m benchmarks.attacks": NODES,
+    "python -m benchmarks.availability": "takes minutes: tests/test_availability.py does it in little",
     "python -m benchmarks.collapse": LONG,
     "python -m benchmarks.deployment": LONG,
     "python -m benchmarks.dropout": LONG,
@@ -92,7 +95,10 @@ LISTED = {
     "python -m benchmarks.own_task": LONG,
     "python -m benchmarks.quadratic": LONG,
     "python -m benchmarks.rates": "takes minutes: tests/test_rates.py does it in little",
+    "python -m benchmarks.scale": NODES,
+    "python -m benchmarks.soak": NODES,
     "python -m benchmarks.steady": LONG,
+    "python -m benchmarks.unfinished": "takes minutes: tests/test_partial.py does it in little",
     "python -m pytest": GPU,
 }
 # What a reader has by then, by the document: files, and what they hold.

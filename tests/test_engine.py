@@ -718,7 +718,7 @@ def test_random_numbers_come_from_the_key(by, ask):
 @pytest.mark.parametrize(
     ("layer", "says"),
     [
-        (lambda: nn.Dropout(0.1), r"Dropout \(1\) draws .*xi\.key"),
+        (lambda: nn.Dropout(0.1), r"Dropout \(1\) draws .*batch\.uniform"),
         (lambda: nn.RReLU(), r"RReLU \(1\) draws"),
         (lambda: nn.TransformerEncoderLayer(4, 2), r"MultiheadAttention \(1\.self_attn\) draws"),
         (lambda: nn.BatchNorm1d(4), r"BatchNorm1d \(1\) keeps running means, .* use GroupNorm"),

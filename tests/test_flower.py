@@ -445,7 +445,7 @@ def test_unfinished_walks_are_told_and_replayed(nine, tmp_path, monkeypatch):
     assert {1, 2} <= {steps for line in lines for steps in line["steps"].values()}
     assert_replays(tmp_path / "real")
     simulated(plan_of(nine, *given, algorithms=RULES_CUT), tmp_path / "sim")  # where nobody is slow
-    assert not torch.equal(*(ends(tmp_path / run)["cdma-nc", "3.x"] for run in ("real", "sim")))
+    assert not torch.equal(*(ends(tmp_path / run)["cdma-one", "3.x"] for run in ("real", "sim")))
 
 
 def test_a_real_walk_ends_when_its_time_is_over(nine, tmp_path):
@@ -1004,7 +1004,7 @@ SERVE, JOIN = ["serve", "nine.toml", "--keys"], ["join", "nine.toml", "--server"
         ([*JOIN, "keys/server", "--client", "0"], "cannot read keys/server/key"),
         ([*JOIN, "keys/node-0", "--client", "4"], "from 0 to 3"),
         ([*JOIN, "keys/node-0", "--data", "rows.csv"], "partition = 'devices'"),
-        (["local", "nine.toml", "--nodes", "0"], "clients must be at least 1"),
+        (["local", "nine.toml", "--nodes", "0"], "--nodes must be at least 1"),
         (["keys", "keys", "--nodes", "0"], "nodes must be at least 1"),
         (["keys", ".", "--nodes", "1"], "something else"),
         (["keys", "keys", "--host", "other.example.org"], "keys renew keys --host"),
