@@ -317,6 +317,7 @@ BLOCKS = {
     ("docs/plugins.md", "toml"): is_run_by_a_command,
     ("docs/python.md", "python"): runs,
     ("docs/sweep.md", "toml"): completes_an_experiment,
+    ("docs/theory.md", "python"): runs,
 }
 ELSEWHERE = {"nginx", "ini", "dockerfile"}  # for programs that are not here
 

@@ -117,7 +117,7 @@ def test_weights_on_clients_find_the_worst(rule):
     """Between the two that are farthest apart: x is their midrange, and each has half of the weight."""
     problem = Centres([-2.0, -1.5, 0.2, 1.0, 1.3, 2.5, 3.0, 0.0])
     everybody = {"fleet": fs.Everybody(), "quorum": fs.Quorum(invite=8), "batch": 1, "problem": problem}
-    lanes = run(rule, seeds=(0,), rounds=150, **everybody)
+    lanes = run(rule, seeds=(0,), rounds=400, **everybody)
     assert lanes.server.z.x[0].item() == pytest.approx(0.5, abs=1e-5)
     assert lanes.server.z.y[0, [0, 6]].tolist() == pytest.approx([0.5, 0.5], abs=1e-5)
 

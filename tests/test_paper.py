@@ -568,7 +568,7 @@ def test_slips_are_answered_in_a_line(given, told):
 
 
 def test_the_list_says_what_is_left(tmp_path, capsys):
-    command(list_=True, quick=True, out=tmp_path)
+    command(list_=True, quick=True, folder=tmp_path)
     shown = capsys.readouterr().out
     for name in EXHIBITS:
         assert f" {name} " in shown

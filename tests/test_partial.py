@@ -26,7 +26,8 @@ from zoo import ALGORITHMS, NEWER, fleets, quadratic
 BEAR = {
     name: rule
     for name, rule in (ALGORITHMS | NEWER).items()
-    if all(phase.partial or not phase.length(0.0) for phase in rule.phases()) and name != "parallel-sgda"
+    if all(phase.partial or not phase.length(0.0) for phase in rule.phases())
+    and name not in ("parallel-sgda", "afl")  # which have no walk
 }
 QUORUM = fs.Quorum(invite=6, minimum=2, deadline=30.0, partial_work=12.0)
 

@@ -248,7 +248,9 @@ def data(
 def _keep_faces(names: list[str], folder: Path | None) -> None:
     """CelebA may not be passed on by anybody: a person has it, and it is converted once."""
     if names != ["celeba"] or folder is None:
-        raise BadInput("faces are a person's to download: say fedsaddle data celeba --from FOLDER, and nothing else")
+        raise BadInput(
+            "faces are a person's to download: say fedsaddle data celeba --from FOLDER, and nothing else"
+        )
     from fedsaddle.data import celeba
 
     kept = celeba.keep(folder)

@@ -271,7 +271,7 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def call(**given: Any) -> None:
         made = {
-            name: kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
+            name: kind(**{own.name: given.pop(own.name, own.default) for own in dataclasses.fields(kind)})
             for name, kind in groups.items()
         }
         command(**given, **made)

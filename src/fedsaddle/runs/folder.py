@@ -122,6 +122,12 @@ class RunFolder:
                 continue
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
+    def _states(self) -> set[str]:
+        """The files of states that a run may still go on from, but for those of algorithms that are done."""
+        starts = (self._saved.get("before") or {"starts": {}})["starts"]
+        states = [self._saved["state"], state_before(self.path), *starts.values()]
+        return {state["file"] for state in states if state}
+
     # --- reading ---
 
     def _load(self) -> None:
@@ -296,7 +302,7 @@ class RunFolder:
         self._commit()
         if not self.left:
             (self.path / BEFORE).unlink(missing_ok=True)
-        needed = {one["file"] for one in (state, state_before(self.path)) if one}
+        needed = self._states()
         for path in self.path.glob("state-*.safetensors"):
             if path.name not in needed:
                 path.unlink(missing_ok=True)
