@@ -337,7 +337,7 @@ def test_a_ragged_walk_is_replayed_with_the_bits_of_the_computation(small, monke
     replay = recording.WalkTape.__call__
 
     def watched(tape, inputs, steps):
-        lengths = inputs.calls.steps if isinstance(inputs, PhaseInputs) else inputs[0]["steps"]
+        lengths = inputs.calls.steps if isinstance(inputs, PhaseInputs) else inputs[0]["planned"]
         assert max(lengths) == steps
         replays.append(steps)
         ragged.append(bool(min(lengths) < steps))
