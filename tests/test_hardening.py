@@ -637,9 +637,8 @@ cd {state}
 {join} --key {keys}/node-0 || test $? = 2
 {join} --key {keys}/node-0 --folder {state}/node-0 & one=$!
 {join} --key {keys}/node-1 --folder {state}/node-1 & two=$!
+trap 'kill $one $two; wait' EXIT
 {serve} --keys {keys}/server --out runs/study --resume
-kill $one $two
-wait
 """
 
 
