@@ -157,7 +157,7 @@ def board(
     code = sitting.through(trials)
     hung = hang(draw, command)
     place = page or out / "board.md"
-    html = place.with_suffix(".html")
+    html = place.with_name(f"{place.stem}-tables.html")  # the page may become HTML of its own name
     write_html(hung, html)
     return Boarded(place, html, write_board(hung, place), code)
 
