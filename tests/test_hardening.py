@@ -8,6 +8,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -646,8 +647,13 @@ trap 'kill $one $two; wait' EXIT
     subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
     reason="no mount namespaces for this user",
 )
-def test_the_units_folders_are_all_that_must_be_writable(tmp_path):
+def test_the_units_folders_are_all_that_must_be_writable():
     """As under ProtectSystem=strict: all is read-only but one folder."""
+    with tempfile.TemporaryDirectory(prefix="units-") as place:  # short: names of sockets are
+        as_a_unit(Path(place))
+
+
+def as_a_unit(tmp_path):
     state, port = tmp_path / "state", deploy.free_port()
     (state / "tmp").mkdir(parents=True)
     keys.make(tmp_path / "keys", 2)

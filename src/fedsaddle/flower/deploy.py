@@ -47,6 +47,7 @@ ALIVE = 10.0  # seconds between the ServerApp's signs of life; Flower wants one 
 # A ServerApp's exit codes when the disk was full and it has waited, and when the SuperLink did not answer it.
 WAITED, CUT_OFF = 5, 6
 DAY = 86_400.0
+SOCKET_NAME = 108  # bytes that the name of a Unix socket must be shorter than
 LITTLE = 1 << 18  # bytes on a disk that is as good as full
 DRAIN = 30.0  # seconds to wait for answers that are still owed when the last round is over
 
@@ -118,6 +119,8 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
     remind = Reminder(server, tend)
     with scratch.folder_for("fedsaddle-") as private, asked_to_end() as asked:
         family, socket, pause, began = Processes(), private / "superlink", Pause(), 0.0
+        if len(bytes(socket)) >= SOCKET_NAME:
+            raise BadInput(f"{private} is too long a name for a socket: set TMPDIR to a shorter folder")
         try:
             if server.metrics is not None:
                 listener = metrics.endpoint(server.metrics, status_file(socket), server.keys)
