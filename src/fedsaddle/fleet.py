@@ -144,9 +144,13 @@ class Quorum:
         for moment in sorted(moments):
             while here < len(arrivals) and arrivals[here][0] <= moment:
                 place, here = arrivals[here][1], here + 1
-                if place not in bad and (seats is None or free[strata[place]] > 0):
-                    good.append(place)
-                    free.subtract(strata[place : place + 1])
+                if place in bad:
+                    continue
+                if seats is not None:
+                    if free[strata[place]] <= 0:
+                        continue
+                    free[strata[place]] -= 1
+                good.append(place)
             never = self.deadline is None and here == len(arrivals)
             verdict = self.verdict(len(good), 0 if never else len(delays) - here, moment)
             if verdict is not Verdict.WAIT:
@@ -154,7 +158,8 @@ class Quorum:
         places = [place for _, place in arrivals]
         refused = [place for place in places[:here] if place in bad]
         used = good[: self.wanted] if verdict is Verdict.GO else []
-        late = [place for place in places if place not in (*refused, *used)]
+        settled = {*refused, *used}
+        late = [place for place in places if place not in settled]
         return Settled(used, late, moment, verdict, len(good), refused)
 
 
@@ -195,7 +200,8 @@ def invite(
     over: they come last, where too few others are left.
     """
     key, most = draws.key(draws.COHORT, seeds, round, phase), max(map(len, barred), default=0)
-    drawn, keys = min(clients, count + most), key.flatten()
+    drawn = min(clients, count + most)
+    keys, whose = key.flatten().unique(return_inverse=True)  # lanes of one seed draw alike
     if strata is not None:
         chosen = draws.choose_in_turn(keys, strata, drawn)
     elif weights is not None:
@@ -204,10 +210,11 @@ def invite(
         chosen = draws.choose(keys, clients, drawn)
     if most:
         chosen = [
-            sorted(own, key=lambda client: client in out)[:count]  # stable: the others stay in order
-            for own, out in zip(chosen, barred, strict=True)
+            sorted(chosen[own], key=lambda client: client in out)[:count]  # stable: the others stay in order
+            for own, out in zip(whose.tolist(), barred, strict=True)
         ]
-    return torch.tensor(chosen).reshape(*key.shape, -1)
+        return torch.tensor(chosen).reshape(*key.shape, -1)
+    return torch.tensor(chosen)[whose].reshape(*key.shape, -1)
 
 
 # --- fleets -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ computed. Real arrivals come from elsewhere (`flower.server`), by the same proto
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -85,8 +85,14 @@ def gather(
             delays[lane][invited[lane] == client] = NEVER
         elif phase == number:
             why[lane][client] = reason
-    meeting = []
+    meeting: Meeting = []
+    met: dict[Hashable, Gathering] = {}  # lanes of one seed at one moment meet alike
     for lane, row in enumerate(zip(invited.tolist(), delays.tolist(), strict=True)):
+        alone = out or refused  # these are a lane's own
+        alike = lane if alone else (study.seeds[lane], clock[lane], id(before[lane]) if before else None)
+        if alike in met:
+            meeting.append(met[alike])
+            continue
         waits = dict(zip(*row, strict=True))  # by client, in the order of the invitations
         if out and out[lane]:
             waits = {client: wait for client, wait in waits.items() if client not in out[lane]}
@@ -98,20 +104,19 @@ def gather(
         bad = [place for place, client in enumerate(own) if client in why[lane]]
         seats = seats_of(study, lane, round, number, own)
         end = study.quorums[number].settle(list(waits.values()), bad, strata_among(study, own), seats)
-        meeting.append(
-            Gathering(
-                own,
-                [own[place] for place in end.accepted],
-                [own[place] for place in end.late],
-                {own[place]: why[lane][own[place]] for place in end.refused},
-                [client for client, wait in waits.items() if wait == NEVER],
-                end.seconds,
-                end.verdict,
-                [client for client, wait in waits.items() if client in twice[lane] and wait < NEVER],
-                end.answered,
-                steps={own[at]: cut[lane][own[at]] for at in end.accepted if own[at] in cut[lane]},
-            )
+        met[alike] = Gathering(
+            own,
+            [own[place] for place in end.accepted],
+            [own[place] for place in end.late],
+            {own[place]: why[lane][own[place]] for place in end.refused},
+            [client for client, wait in waits.items() if wait == NEVER],
+            end.seconds,
+            end.verdict,
+            [client for client, wait in waits.items() if client in twice[lane] and wait < NEVER],
+            end.answered,
+            steps={own[at]: cut[lane][own[at]] for at in end.accepted if own[at] in cut[lane]},
         )
+        meeting.append(met[alike])
     return meeting
 
 

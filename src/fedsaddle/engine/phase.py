@@ -41,12 +41,14 @@ def calls_of(
     counts = [len(clients) for clients in asked]
     client = torch.tensor([number for clients in asked for number in clients])
     planned = planned_steps(study, round, number)
-    by_lane = [
-        [own.get(client, steps) for client in clients]
-        for clients, own, steps in zip(asked, cut or [{} for _ in asked], planned, strict=True)
-    ]
-    if any(n > steps for own, steps in zip(by_lane, planned, strict=True) for n in own):
-        raise BadInput(f"the history of round {round} has a walk of more steps than were asked for")
+    by_lane = [[steps] * count for steps, count in zip(planned, counts, strict=True)]
+    if any(cut):
+        by_lane = [
+            [own.get(client, steps) for client in clients]
+            for clients, own, steps in zip(asked, cut, planned, strict=True)
+        ]
+        if any(n > steps for own, steps in zip(by_lane, planned, strict=True) for n in own):
+            raise BadInput(f"the history of round {round} has a walk of more steps than were asked for")
     walks = [steps for own in by_lane for steps in own]
     rows = int(study.problem.federation.sizes[client].max())
     extent = Extent(max(walks), rows, ragged=min(walks) < max(walks))
