@@ -87,7 +87,7 @@ def test_those_who_answered_are_asked_by_ray_too(ray_of_two, problem):
     assert (one.completed, one.clock, one.posted) == (other.completed, other.clock, other.posted)
 
 
-@pytest.mark.parametrize("name", ["codasca", "fed-norm-sgda", "drfa"])
+@pytest.mark.parametrize("name", ["codasca", "fed-norm-sgda", "sagda-minibatch", "drfa"])
 def test_unfinished_walks_and_common_chances_are_those_of_vectorised(name, ray_of_two, problem):
     cut = {} if name == "drfa" else {"quorum": fs.Quorum(invite=6, minimum=2, partial_work=12.0)}
     one, other = (

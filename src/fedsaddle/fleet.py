@@ -144,22 +144,18 @@ class Quorum:
         for moment in sorted(moments):
             while here < len(arrivals) and arrivals[here][0] <= moment:
                 place, here = arrivals[here][1], here + 1
-                if place in bad:
-                    continue
-                if seats is not None:
-                    if free[strata[place]] <= 0:
-                        continue
-                    free[strata[place]] -= 1
-                good.append(place)
+                if place not in bad and (seats is None or free[strata[place]] > 0):
+                    good.append(place)
+                    if seats is not None:
+                        free[strata[place]] -= 1
             never = self.deadline is None and here == len(arrivals)
             verdict = self.verdict(len(good), 0 if never else len(delays) - here, moment)
             if verdict is not Verdict.WAIT:
                 break
-        places = [place for _, place in arrivals]
-        refused = [place for place in places[:here] if place in bad]
+        refused = [place for _, place in arrivals[:here] if place in bad]
         used = good[: self.wanted] if verdict is Verdict.GO else []
-        settled = {*refused, *used}
-        late = [place for place in places if place not in settled]
+        looked_at = {*refused, *used}
+        late = [place for _, place in arrivals if place not in looked_at]
         return Settled(used, late, moment, verdict, len(good), refused)
 
 

@@ -1,12 +1,13 @@
 """Gradient tracking: SAGDA (Yang 2022) and FedGDA-GT (Sun & Wei 2022).
 
-    u = mean_i g_i(z_t)
-    SAGDA       d = G_i(z; xi) + u - g_i(z_t);   z_{t+1} = z_t + (eta_g, gamma_g) (mean_i z_i - z_t)
-    FedGDA-GT   d = g_i(z) + u - g_i(z_t);       z_{t+1} = mean_i z_i
+    u = mean_i v_i
+    SAGDA       d = G_i(z; xi) + u - v_i;       z_{t+1} = z_t + (eta_g, gamma_g) (mean_i z_i - z_t)
+    FedGDA-GT   d = g_i(z) + u - v_i;           z_{t+1} = mean_i z_i
 
-SAGDA's clients subtract what they sent, a vector; CDMA-ONE's the gradient on the same minibatch, again. Here
-that vector is a gradient over all rows, computed anew by whoever walks, so that any cohort may; in the paper
-it is of one minibatch, and the cohort is the same. FedGDA-GT makes K passes over all rows in a visit.
+SAGDA's clients subtract what they sent, a vector v_i; CDMA-ONE's the gradient on the same minibatch as each
+step's. In the paper v_i = G_i(z_t; xi_0) on one minibatch, kept until the same client walks. That is
+`SAGDAMinibatch`, which finds it again instead, from the same draws. `SAGDA` and FedGDA-GT have v_i = g_i(z_t)
+over all rows. FedGDA-GT makes K passes over them in a visit.
 """
 
 from __future__ import annotations
@@ -58,6 +59,53 @@ class SAGDA:
 
     def update(self, client: Client, z: Parameters, u: Gradients) -> Reply:
         correction = u - client.full_grad(z)
+
+        def move(w: Pair, xi: object) -> Pair:
+            return step(w, client.grad(w, xi) + correction, self.eta, self.gamma)
+
+        return Reply({"z": client.normalised(z, client.walk(move, z))})
+
+    def average(self, server: Corrected, turn: Turn, z: Parameters) -> Corrected:
+        return server._replace(z=further(server.z, z, self.eta_g, self.gamma_g))
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (
+            Phase("collect", self.send_point, self.collect, self.correct),
+            Phase("update", self.send_correction, self.update, self.average, steps=self.K, partial=True),
+        )
+
+
+@dataclass(frozen=True)
+class SAGDAMinibatch:
+    """SAGDA as it is printed: the stored gradient is that of one minibatch.
+
+    With cohorts "answered", as in the paper, those who walk subtract what they sent. In another cohort they
+    subtract what they would have sent.
+    """
+
+    eta: StepSize
+    gamma: StepSize
+    eta_g: StepSize = 1.0
+    gamma_g: StepSize = 1.0
+    K: Count = 10
+
+    def init(self, z: Pair) -> Corrected:
+        return Corrected(z, zeros_like(z))
+
+    def send_point(self, server: Corrected) -> Message:
+        return {"z": server.z}
+
+    def collect(self, client: Client, z: Parameters) -> Reply:
+        return Reply({"g": client.grad(z, client.sample())})
+
+    def correct(self, server: Corrected, turn: Turn, g: Gradients) -> Corrected:
+        return server._replace(u=g)
+
+    def send_correction(self, server: Corrected) -> Message:
+        return {"z": server.z, "u": server.u}
+
+    def update(self, client: Client, z: Parameters, u: Gradients) -> Reply:
+        correction = u - client.grad(z, client.sample())
 
         def move(w: Pair, xi: object) -> Pair:
             return step(w, client.grad(w, xi) + correction, self.eta, self.gamma)

@@ -59,6 +59,7 @@ def calls_of(
     def chances(rounds: Tensor, phases: Tensor) -> Tensor:
         return draws.uniform(draws.key(draws.STEPS, study.lane_seeds, rounds, phases), 1).squeeze(-1)
 
+    keys_drawn = drawn_ahead(study, "keys", round, keys)
     lane, place, answers = layout(tuple(counts), study.quorums[number].wanted)
     host = Calls(
         lane,
@@ -68,7 +69,8 @@ def calls_of(
         torch.tensor(completed),
         torch.tensor(planned),
         drawn_ahead(study, "chances", round, chances)[number],
-        drawn_ahead(study, "keys", round, keys)[number],
+        keys_drawn[number],
+        keys_drawn[0],
         torch.tensor(walks),
         torch.tensor([sum(own) / max(1, len(own)) for own in by_lane], dtype=torch.float64),
         corrupted(study, round, number, lane, client),
@@ -159,6 +161,7 @@ def visits_of(study: Study, down: Message, calls: Calls, kept: Pair | None) -> V
         "t": calls.t.to(dtype),
         "planned": calls.planned,
         "chance": calls.chance,
+        "first": calls.first,
     }
     key = draws.fold(calls.key[calls.lane], calls.client)
     return Visits(by_lane, calls.lane, calls.client, key, calls.steps, kept)
