@@ -172,6 +172,45 @@ def test_a_game_has_no_loss_to_ask_for():
         run(Loudest(0.1, 0.1), problem=Turning(), quorum=fs.Quorum(invite=2), batch=1)
 
 
+class Sparse:
+    """min over x, max over y of mean_i (x - a_i).y - |y|^2/2 + lam |x|_1: x* is mean a_i, shrunk by lam."""
+
+    def __init__(self, places, lam=0.5):
+        self.lam, self.metrics = lam, {}
+        rows = {"a": torch.tensor(places, dtype=torch.float64)}
+        self.federation = fs.problem.Federation(rows, torch.ones(len(places), dtype=torch.int64))
+
+    def init(self, seed):
+        return fs.Pair(torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
+
+    def loss(self, z, xi):
+        return xi.mean((z.x - xi.rows["a"]) @ z.y) - z.y.square().sum() / 2
+
+    def prox(self, z, by):
+        return fs.Pair(torch.sign(z.x) * (z.x.abs() - by * self.lam).clamp(min=0), z.y)
+
+    def evaluate(self, z):
+        return {}
+
+
+def test_a_penalty_by_its_prox_leads_to_the_sparse_solution():
+    problem = Sparse([[2.0, 0.1, -1.5], [1.0, 0.3, -0.5], [3.0, -0.1, -2.5]])
+    everybody = {"fleet": fs.Everybody(), "quorum": fs.Quorum(invite=3), "batch": 1, "problem": problem}
+    rule = fs.FeDualEx(0.2, eta_g=0.9, K=3)
+    found = run(rule, seeds=(0,), rounds=150, **everybody)
+    torch.testing.assert_close(found.server.z.x[0], torch.tensor([1.5, 0.0, -1.0]).double())
+    assert found.server.z.x[0, 1] == 0
+    torch.testing.assert_close(found.server.z.y[0], torch.tensor([-0.5, -0.1, 0.5]).double())
+    few = {"seeds": (0,), "rounds": 4, **everybody}
+    assert_same(run(rule, **few), run(rule, executor=fs.Loop(), **few), tolerance=1e-13)
+
+
+def test_a_prox_that_nobody_would_take_is_refused():
+    said = "Sparse has a prox, which CDMANC does not take; take fedualex, or put the penalty into the loss"
+    with pytest.raises(fs.BadInput, match=said):
+        run(fs.CDMANC(0.1, 0.1), problem=Sparse([[1.0, 2.0, 3.0]]), quorum=fs.Quorum(invite=1))
+
+
 # --- exactness: everybody answers, gradients are exact, clients differ ------------------------------------
 
 EXACT = {
