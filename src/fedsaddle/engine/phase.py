@@ -174,8 +174,8 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
 
     walks = any(phase.length(0.0) for phase in study.algorithm.phases())
 
-    def one(algorithm: Algorithm, server: Any, known: tuple[Tensor, ...], merged: Message) -> Any:
-        turn = Turn(*known, partial(proximal, study.problem))
+    def one(algorithm: Algorithm, server: Any, known: dict[str, Tensor], merged: Message) -> Any:
+        turn = Turn(prox=partial(proximal, study.problem), **known)
         phase = study.steady.warmed(algorithm, turn.t).phases()[number]
         who = f"the merge of phase {phase.name} of {type(algorithm).__name__}"
         with untouched(who, server):
@@ -185,8 +185,12 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
             raise BadInput(f"{who} must give a server as it was: {looks(server)}, not {looks(after)}")
         return after
 
-    share = count / len(study.problem.federation)
-    known = calls.t.to(count.dtype), share, calls.mean_steps, calls.chance
+    known = {
+        "t": calls.t.to(count.dtype),
+        "share": count / len(study.problem.federation),
+        "steps": calls.mean_steps,
+        "chance": calls.chance,
+    }
     clips = bounds(study.merge.clip, study.kinds[number])
     if clips or isinstance(calls.weight, Tensor):
         sent: Message = tree_map(lambda values: values[calls.lane], send(study, server, number))
