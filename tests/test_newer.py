@@ -54,6 +54,25 @@ def test_where_a_term_vanishes_it_is_another_rule(name):
         assert not torch.allclose(run(NEWER[name]).server.z.x, run(other).server.z.x)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "rounds"),
+    [
+        (fs.SAGDA(0.05, 0.08, K=3), fs.CDMAONE(0.05, 0.08, K=3), 4),
+        (fs.FedGDAGT(0.05, K=3), fs.CDMAONE(0.05, 0.05, K=3), 4),
+        (fs.ServerOGDA(0.05, 0.08, K=3), fs.CDMANC(0.05, 0.08, K=3), 1),  # there is no way before the first
+        (fs.FGDA(0.05, 0.08, K=1), fs.ParallelSGDA(0.05, 0.08), 1),  # v is 0 where its only step begins
+    ],
+)
+def test_where_clients_have_one_row_it_is_another_rule(one, other, rounds):
+    alone = {"problem": fs.Quadratic(clients=12, samples=1), "batch": 1, "rounds": rounds}
+    alone |= {"quorum": fs.Quorum(invite=12), "fleet": fs.Everybody()}
+    assert_same_points(run(one, **alone), run(other, **alone))
+
+
+def assert_same_points(one, other):
+    torch.testing.assert_close(one.server.z, other.server.z, rtol=1e-12, atol=1e-12)
+
+
 def test_with_one_step_server_eg_is_an_extragradient_step_of_cohorts():
     """Everybody answers with the gradient on all rows: Korpelevich's method, on paper."""
     problem = fs.Quadratic(clients=6, dim_x=3, dim_y=5, samples=1, noise=0.0)
