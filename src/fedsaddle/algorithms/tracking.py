@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsaddle.algorithms.cdma import Corrected
+from fedsaddle.algorithms.cdma import Corrected, Tracking
 from fedsaddle.core import (
     Client,
     Count,
     Gradients,
-    Message,
     Pair,
     Parameters,
     Phase,
@@ -27,12 +26,11 @@ from fedsaddle.core import (
     Turn,
     further,
     step,
-    zeros_like,
 )
 
 
 @dataclass(frozen=True)
-class SAGDA:
+class SAGDA(Tracking):
     """SAGDA: local steps corrected by stored gradients, and server steps."""
 
     eta: StepSize
@@ -40,21 +38,6 @@ class SAGDA:
     eta_g: StepSize = 1.0
     gamma_g: StepSize = 1.0
     K: Count = 10
-
-    def init(self, z: Pair) -> Corrected:
-        return Corrected(z, zeros_like(z))
-
-    def send_point(self, server: Corrected) -> Message:
-        return {"z": server.z}
-
-    def collect(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"g": client.full_grad(z)})
-
-    def correct(self, server: Corrected, turn: Turn, g: Gradients) -> Corrected:
-        return server._replace(u=g)
-
-    def send_correction(self, server: Corrected) -> Message:
-        return {"z": server.z, "u": server.u}
 
     def update(self, client: Client, z: Parameters, u: Gradients) -> Reply:
         correction = u - client.full_grad(z)
@@ -69,32 +52,17 @@ class SAGDA:
 
     def phases(self) -> tuple[Phase, ...]:
         return (
-            Phase("collect", self.send_point, self.collect, self.correct),
+            self.collecting,
             Phase("update", self.send_correction, self.update, self.average, steps=self.K, partial=True),
         )
 
 
 @dataclass(frozen=True)
-class FedGDAGT:
+class FedGDAGT(Tracking):
     """FedGDA-GT: tracked local steps on all rows; one step size for both players."""
 
     eta_l: StepSize
     K: Count = 10
-
-    def init(self, z: Pair) -> Corrected:
-        return Corrected(z, zeros_like(z))
-
-    def send_point(self, server: Corrected) -> Message:
-        return {"z": server.z}
-
-    def collect(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"g": client.full_grad(z)})
-
-    def correct(self, server: Corrected, turn: Turn, g: Gradients) -> Corrected:
-        return server._replace(u=g)
-
-    def send_correction(self, server: Corrected) -> Message:
-        return {"z": server.z, "u": server.u}
 
     def update(self, client: Client, z: Parameters, u: Gradients) -> Reply:
         correction = u - client.full_grad(z)
@@ -109,6 +77,6 @@ class FedGDAGT:
 
     def phases(self) -> tuple[Phase, ...]:
         return (
-            Phase("collect", self.send_point, self.collect, self.correct),
+            self.collecting,
             Phase("update", self.send_correction, self.update, self.average, steps=self.K, partial=True),
         )
