@@ -402,13 +402,15 @@ def test_all_nine_equal_the_simulator_bit_for_bit(nine, tmp_path):
 
 
 def test_newer_rules_equal_the_simulator_bit_for_bit(nine, tmp_path):
-    """Those that ask most of a deployment: four phases, a memory of two vectors, two minibatches a step."""
+    """Those that ask most of a deployment: four phases, a memory of two vectors, two minibatches a step, one
+    that is found again in another phase."""
     settings = [
         "algorithms.fednest={eta=0.05, gamma=0.08}",
         "algorithms.proxskip-vip={eta_l=0.05}",
         "algorithms.fedualex={eta_l=0.05}",
+        "algorithms.sagda-minibatch={eta=0.05, gamma=0.08}",
     ]
-    options = {"algorithms": ["fednest", "proxskip-vip", "fedualex"], "rounds": 3}
+    options = {"algorithms": ["fednest", "proxskip-vip", "fedualex", "sagda-minibatch"], "rounds": 3}
     plan = plan_of(nine, *settings, **options)
     deployed(plan, Clients(plan, tmp_path / "nodes"), tmp_path / "real")
     simulated(plan_of(nine, *settings, **options), tmp_path / "sim")

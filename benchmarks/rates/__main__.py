@@ -12,7 +12,7 @@ import csv
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -100,7 +100,11 @@ def run(name: str, experiment: Experiment, size: Size, way: Way) -> Found:
     lines = tuned
     if experiment.noisy:
         again = [
-            parts_of(name, point, sorted(set(choice.values())), size.seeds, LANES)
+            [
+                part
+                for T, numbers in needed(choice).items()
+                for part in parts_of(name, point.until(T), numbers, size.seeds, LANES)
+            ]
             for point, choice in zip(points, chosen, strict=True)
         ]
         kept = carry_out(name, [part for own in again for part in own], way, "with fresh seeds")
@@ -114,6 +118,14 @@ def choices(point: Point, lines: Sequence[Line], experiment: Experiment) -> dict
     if len(point.settings) == 1:
         return dict.fromkeys(point.horizons, 0)
     return {T: best(lines, T, experiment.quantity) for T in point.horizons}
+
+
+def needed(choice: Mapping[int, int]) -> dict[int, list[int]]:
+    """The chosen settings by the longest T that each was chosen for: none is played longer."""
+    longest: dict[int, int] = {}
+    for T, setting in sorted(choice.items()):
+        longest[setting] = T
+    return {T: sorted(own for own in longest if longest[own] == T) for T in sorted(set(longest.values()))}
 
 
 # --- what is written --------------------------------------------------------------------------------------

@@ -123,6 +123,16 @@ class Client(Protocol):
     def full_grad(self, z: Pair) -> Pair:
         """The same over all of the client's data."""
 
+    def value(self, z: Pair, xi: Any) -> Tensor:
+        """The loss on one minibatch, of a problem that has one."""
+
+    def full_value(self, z: Pair) -> Tensor:
+        """The same over all of the client's data."""
+
+    def sample(self) -> Any:
+        """A minibatch beside those of the walk. It is the same in all phases of a round: what a client found
+        on it before need not be kept, it can be found again."""
+
     def walk(self, move: Callable[..., T], start: T) -> T:
         """Apply move(z, xi) once for each local step, each with minibatches of its own.
 

@@ -146,15 +146,16 @@ class Quorum:
                 place, here = arrivals[here][1], here + 1
                 if place not in bad and (seats is None or free[strata[place]] > 0):
                     good.append(place)
-                    free.subtract(strata[place : place + 1])
+                    if seats is not None:
+                        free[strata[place]] -= 1
             never = self.deadline is None and here == len(arrivals)
             verdict = self.verdict(len(good), 0 if never else len(delays) - here, moment)
             if verdict is not Verdict.WAIT:
                 break
-        places = [place for _, place in arrivals]
-        refused = [place for place in places[:here] if place in bad]
+        refused = [place for _, place in arrivals[:here] if place in bad]
         used = good[: self.wanted] if verdict is Verdict.GO else []
-        late = [place for place in places if place not in (*refused, *used)]
+        looked_at = {*refused, *used}
+        late = [place for _, place in arrivals if place not in looked_at]
         return Settled(used, late, moment, verdict, len(good), refused)
 
 
@@ -195,7 +196,8 @@ def invite(
     over: they come last, where too few others are left.
     """
     key, most = draws.key(draws.COHORT, seeds, round, phase), max(map(len, barred), default=0)
-    drawn, keys = min(clients, count + most), key.flatten()
+    drawn = min(clients, count + most)
+    keys, whose = key.flatten().unique(return_inverse=True)  # lanes of one seed draw alike
     if strata is not None:
         chosen = draws.choose_in_turn(keys, strata, drawn)
     elif weights is not None:
@@ -204,10 +206,11 @@ def invite(
         chosen = draws.choose(keys, clients, drawn)
     if most:
         chosen = [
-            sorted(own, key=lambda client: client in out)[:count]  # stable: the others stay in order
-            for own, out in zip(chosen, barred, strict=True)
+            sorted(chosen[own], key=lambda client: client in out)[:count]  # stable: the others stay in order
+            for own, out in zip(whose.tolist(), barred, strict=True)
         ]
-    return torch.tensor(chosen).reshape(*key.shape, -1)
+        return torch.tensor(chosen).reshape(*key.shape, -1)
+    return torch.tensor(chosen)[whose].reshape(*key.shape, -1)
 
 
 # --- fleets -------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedsaddle.algorithms.cdma import Tracking
 from fedsaddle.algorithms.coda import stage_rounds
+from fedsaddle.algorithms.servers import Tracking
 from fedsaddle.core import (
     Client,
     Count,

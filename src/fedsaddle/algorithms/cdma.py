@@ -17,11 +17,12 @@ itself, and no second cohort is asked. So ONE is Parallel SGDA there, in what it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedsaddle.algorithms.servers import Averaging, Corrected, Tracking
 from fedsaddle.algorithms.theorems import Two, theorem_1, theorem_2, theorem_3, theorem_4
 from fedsaddle.core import (
     Client,
@@ -59,58 +60,6 @@ def corrected_walk(client: Client, z: Pair, u: Pair, eta: Scalar, gamma: Scalar)
         return step(w, client.grad(w, xi) + u - client.grad(z, xi), eta, gamma)
 
     return client.walk(move, z)
-
-
-# --- what most rules begin with and end with -------------------------------------------------------------
-
-
-class Point(NamedTuple):
-    z: Pair
-
-
-class Corrected(NamedTuple):
-    z: Pair
-    u: Pair  # the correction
-
-
-class AtPoint:
-    """A server that knows a point alone."""
-
-    def init(self, z: Pair) -> Point:
-        return Point(z)
-
-    def send(self, server: Point) -> Message:
-        return {"z": server.z}
-
-
-class Averaging(AtPoint):
-    """One that goes on at the mean of the ends of its clients' walks."""
-
-    def average(self, server: Point, turn: Turn, z: Parameters) -> Point:
-        return Point(z)
-
-
-class Tracking:
-    """A server whose clients' walks are corrected by u = mean_i g_i(z), of another cohort."""
-
-    def init(self, z: Pair) -> Any:
-        return Corrected(z, zeros_like(z))
-
-    def send_point(self, server: Any) -> Message:
-        return {"z": server.z}
-
-    def collect(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"g": client.full_grad(z)})
-
-    def correct(self, server: Any, turn: Turn, g: Gradients) -> Any:
-        return server._replace(u=g)
-
-    def send_correction(self, server: Any) -> Message:
-        return {"z": server.z, "u": server.u}
-
-    @property
-    def collecting(self) -> Phase:
-        return Phase("collect", self.send_point, self.collect, self.correct)
 
 
 # --- CDMA-NC ------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedsaddle.algorithms.cdma import AtPoint, Point, plain_walk
+from fedsaddle.algorithms.cdma import plain_walk
+from fedsaddle.algorithms.servers import AtPoint, Point
 from fedsaddle.core import (
     Client,
     Count,

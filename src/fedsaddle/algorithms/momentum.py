@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedsaddle.algorithms.cdma import Averaging, Corrected
+from fedsaddle.algorithms.servers import Averaging, Corrected
 from fedsaddle.core import (
     Client,
     Count,

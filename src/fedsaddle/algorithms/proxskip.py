@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle.algorithms.catalyst import geometric
-from fedsaddle.algorithms.cdma import Averaging
+from fedsaddle.algorithms.servers import Averaging
 from fedsaddle.core import (
     Client,
     Count,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedsaddle.algorithms.cdma import AtPoint, Averaging, Point
+from fedsaddle.algorithms.servers import AtPoint, Averaging, Point
 from fedsaddle.core import (
     Client,
     Count,

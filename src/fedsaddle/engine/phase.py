@@ -41,12 +41,14 @@ def calls_of(
     counts = [len(clients) for clients in asked]
     client = torch.tensor([number for clients in asked for number in clients])
     planned = planned_steps(study, round, number)
-    by_lane = [
-        [own.get(client, steps) for client in clients]
-        for clients, own, steps in zip(asked, cut or [{} for _ in asked], planned, strict=True)
-    ]
-    if any(n > steps for own, steps in zip(by_lane, planned, strict=True) for n in own):
-        raise BadInput(f"the history of round {round} has a walk of more steps than were asked for")
+    by_lane = [[steps] * count for steps, count in zip(planned, counts, strict=True)]
+    if any(cut):
+        by_lane = [
+            [own.get(client, steps) for client in clients]
+            for clients, own, steps in zip(asked, cut, planned, strict=True)
+        ]
+        if any(n > steps for own, steps in zip(by_lane, planned, strict=True) for n in own):
+            raise BadInput(f"the history of round {round} has a walk of more steps than were asked for")
     walks = [steps for own in by_lane for steps in own]
     rows = int(study.problem.federation.sizes[client].max())
     extent = Extent(max(walks), rows, ragged=min(walks) < max(walks))
@@ -57,6 +59,7 @@ def calls_of(
     def chances(rounds: Tensor, phases: Tensor) -> Tensor:
         return draws.uniform(draws.key(draws.STEPS, study.lane_seeds, rounds, phases), 1).squeeze(-1)
 
+    keys_drawn = drawn_ahead(study, "keys", round, keys)
     lane, place, answers = layout(tuple(counts), study.quorums[number].wanted)
     host = Calls(
         lane,
@@ -66,7 +69,8 @@ def calls_of(
         torch.tensor(completed),
         torch.tensor(planned),
         drawn_ahead(study, "chances", round, chances)[number],
-        drawn_ahead(study, "keys", round, keys)[number],
+        keys_drawn[number],
+        keys_drawn[0],
         torch.tensor(walks),
         torch.tensor([sum(own) / max(1, len(own)) for own in by_lane], dtype=torch.float64),
         corrupted(study, round, number, lane, client),
@@ -157,6 +161,7 @@ def visits_of(study: Study, down: Message, calls: Calls, kept: Pair | None) -> V
         "t": calls.t.to(dtype),
         "planned": calls.planned,
         "chance": calls.chance,
+        "first": calls.first,
     }
     key = draws.fold(calls.key[calls.lane], calls.client)
     return Visits(by_lane, calls.lane, calls.client, key, calls.steps, kept)
