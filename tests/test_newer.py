@@ -10,7 +10,8 @@ import torch
 
 import fedsaddle as fs
 from fedsaddle.algorithms import ALGORITHMS as NAMES
-from fedsaddle.algorithms.cdma import Point, plain_walk
+from fedsaddle.algorithms.cdma import plain_walk
+from fedsaddle.algorithms.servers import Point
 from fedsaddle.engine.compile import tapes
 from fedsaddle.projections import simplex
 from test_engine import assert_same, run

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsaddle.algorithms.cdma import Corrected
+from fedsaddle.algorithms.servers import Corrected, Tracking
 from fedsaddle.core import (
     Client,
     Count,
     Gradients,
-    Message,
     Pair,
     Parameters,
     Phase,
@@ -28,12 +27,11 @@ from fedsaddle.core import (
     Turn,
     further,
     step,
-    zeros_like,
 )
 
 
 @dataclass(frozen=True)
-class SAGDA:
+class SAGDA(Tracking):
     """SAGDA: local steps corrected by stored gradients, and server steps."""
 
     eta: StepSize
@@ -42,23 +40,15 @@ class SAGDA:
     gamma_g: StepSize = 1.0
     K: Count = 10
 
-    def init(self, z: Pair) -> Corrected:
-        return Corrected(z, zeros_like(z))
-
-    def send_point(self, server: Corrected) -> Message:
-        return {"z": server.z}
+    def anchor(self, client: Client, z: Pair) -> Pair:
+        """v_i"""
+        return client.full_grad(z)
 
     def collect(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"g": client.full_grad(z)})
-
-    def correct(self, server: Corrected, turn: Turn, g: Gradients) -> Corrected:
-        return server._replace(u=g)
-
-    def send_correction(self, server: Corrected) -> Message:
-        return {"z": server.z, "u": server.u}
+        return Reply({"g": self.anchor(client, z)})
 
     def update(self, client: Client, z: Parameters, u: Gradients) -> Reply:
-        correction = u - client.full_grad(z)
+        correction = u - self.anchor(client, z)
 
         def move(w: Pair, xi: object) -> Pair:
             return step(w, client.grad(w, xi) + correction, self.eta, self.gamma)
@@ -70,79 +60,29 @@ class SAGDA:
 
     def phases(self) -> tuple[Phase, ...]:
         return (
-            Phase("collect", self.send_point, self.collect, self.correct),
+            self.collecting,
             Phase("update", self.send_correction, self.update, self.average, steps=self.K, partial=True),
         )
 
 
 @dataclass(frozen=True)
-class SAGDAMinibatch:
+class SAGDAMinibatch(SAGDA):
     """SAGDA as it is printed: the stored gradient is that of one minibatch.
 
     With cohorts "answered", as in the paper, those who walk subtract what they sent. In another cohort they
     subtract what they would have sent.
     """
 
-    eta: StepSize
-    gamma: StepSize
-    eta_g: StepSize = 1.0
-    gamma_g: StepSize = 1.0
-    K: Count = 10
-
-    def init(self, z: Pair) -> Corrected:
-        return Corrected(z, zeros_like(z))
-
-    def send_point(self, server: Corrected) -> Message:
-        return {"z": server.z}
-
-    def collect(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"g": client.grad(z, client.sample())})
-
-    def correct(self, server: Corrected, turn: Turn, g: Gradients) -> Corrected:
-        return server._replace(u=g)
-
-    def send_correction(self, server: Corrected) -> Message:
-        return {"z": server.z, "u": server.u}
-
-    def update(self, client: Client, z: Parameters, u: Gradients) -> Reply:
-        correction = u - client.grad(z, client.sample())
-
-        def move(w: Pair, xi: object) -> Pair:
-            return step(w, client.grad(w, xi) + correction, self.eta, self.gamma)
-
-        return Reply({"z": client.normalised(z, client.walk(move, z))})
-
-    def average(self, server: Corrected, turn: Turn, z: Parameters) -> Corrected:
-        return server._replace(z=further(server.z, z, self.eta_g, self.gamma_g))
-
-    def phases(self) -> tuple[Phase, ...]:
-        return (
-            Phase("collect", self.send_point, self.collect, self.correct),
-            Phase("update", self.send_correction, self.update, self.average, steps=self.K, partial=True),
-        )
+    def anchor(self, client: Client, z: Pair) -> Pair:
+        return client.grad(z, client.sample())
 
 
 @dataclass(frozen=True)
-class FedGDAGT:
+class FedGDAGT(Tracking):
     """FedGDA-GT: tracked local steps on all rows; one step size for both players."""
 
     eta_l: StepSize
     K: Count = 10
-
-    def init(self, z: Pair) -> Corrected:
-        return Corrected(z, zeros_like(z))
-
-    def send_point(self, server: Corrected) -> Message:
-        return {"z": server.z}
-
-    def collect(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"g": client.full_grad(z)})
-
-    def correct(self, server: Corrected, turn: Turn, g: Gradients) -> Corrected:
-        return server._replace(u=g)
-
-    def send_correction(self, server: Corrected) -> Message:
-        return {"z": server.z, "u": server.u}
 
     def update(self, client: Client, z: Parameters, u: Gradients) -> Reply:
         correction = u - client.full_grad(z)
@@ -157,6 +97,6 @@ class FedGDAGT:
 
     def phases(self) -> tuple[Phase, ...]:
         return (
-            Phase("collect", self.send_point, self.collect, self.correct),
+            self.collecting,
             Phase("update", self.send_correction, self.update, self.average, steps=self.K, partial=True),
         )
