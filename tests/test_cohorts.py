@@ -163,6 +163,24 @@ def test_loop_equals_vectorised(name, fleet):
     assert (one.completed, one.clock, one.posted) == (other.completed, other.clock, other.posted)
 
 
+@pytest.mark.parametrize("cohorts", ["independent", "answered"])
+def test_settings_meet_as_each_would_alone(cohorts, tmp_path):
+    """Lanes of one seed are settled together; what was refused of one of them is its own."""
+    settings = {"a": fs.CDMAONE(0.02, 0.03, K=3), "b": fs.CDMAONE(0.2, 0.3, K=3)}
+    usual = {"quorum": QUORUM, "cohorts": cohorts, "fleet": fleets(tmp_path)["trace"], "rounds": 12}
+    usual |= {"faults": fs.Faults(delay=0.2, duplicate=0.2), "checks": fs.Checks(norm=2.0, strikes=2)}
+    _, together, _ = played(list(settings.values()), names=list(settings), **usual)
+    alone = [told for name, rule in settings.items() for told in played(rule, names=[name], **usual)[1]]
+    assert sorted(together, key=where_of) == sorted(alone, key=where_of)
+    ends = {where_of(one): one.gathering for one in together}
+    unlike = [where for where, end in ends.items() if where[0] == "a" and end != ends.get(("b", *where[1:]))]
+    assert 0 < len(unlike) < len(ends) / 2
+
+
+def where_of(one):
+    return one.algorithm, one.seed, one.round, one.phase
+
+
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - set(TWO_PHASES)))
 def test_an_algorithm_of_one_phase_does_not_change(name):
     one, other = (played(ALGORITHMS[name], cohorts=kind)[0] for kind in ("independent", "answered"))
