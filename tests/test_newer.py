@@ -55,6 +55,25 @@ def test_where_a_term_vanishes_it_is_another_rule(name):
         assert not torch.allclose(run(NEWER[name]).server.z.x, run(other).server.z.x)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "rounds"),
+    [
+        (fs.SAGDA(0.05, 0.08, K=3), fs.CDMAONE(0.05, 0.08, K=3), 4),
+        (fs.FedGDAGT(0.05, K=3), fs.CDMAONE(0.05, 0.05, K=3), 4),
+        (fs.ServerOGDA(0.05, 0.08, K=3), fs.CDMANC(0.05, 0.08, K=3), 1),  # there is no way before the first
+        (fs.FGDA(0.05, 0.08, K=1), fs.ParallelSGDA(0.05, 0.08), 1),  # v is 0 where its only step begins
+    ],
+)
+def test_where_clients_have_one_row_it_is_another_rule(one, other, rounds):
+    alone = {"problem": fs.Quadratic(clients=12, samples=1), "batch": 1, "rounds": rounds}
+    alone |= {"quorum": fs.Quorum(invite=12), "fleet": fs.Everybody()}
+    assert_same_points(run(one, **alone), run(other, **alone))
+
+
+def assert_same_points(one, other):
+    torch.testing.assert_close(one.server.z, other.server.z, rtol=1e-12, atol=1e-12)
+
+
 def test_with_one_step_server_eg_is_an_extragradient_step_of_cohorts():
     """Everybody answers with the gradient on all rows: Korpelevich's method, on paper."""
     problem = fs.Quadratic(clients=6, dim_x=3, dim_y=5, samples=1, noise=0.0)
@@ -171,6 +190,45 @@ def test_a_game_has_no_loss_to_ask_for():
         fs.BadInput, match=r"Turning has no loss, which an algorithm with client\.value needs"
     ):
         run(Loudest(0.1, 0.1), problem=Turning(), quorum=fs.Quorum(invite=2), batch=1)
+
+
+class Sparse:
+    """min over x, max over y of mean_i (x - a_i).y - |y|^2/2 + lam |x|_1: x* is mean a_i, shrunk by lam."""
+
+    def __init__(self, places, lam=0.5):
+        self.lam, self.metrics = lam, {}
+        rows = {"a": torch.tensor(places, dtype=torch.float64)}
+        self.federation = fs.problem.Federation(rows, torch.ones(len(places), dtype=torch.int64))
+
+    def init(self, seed):
+        return fs.Pair(torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
+
+    def loss(self, z, xi):
+        return xi.mean((z.x - xi.rows["a"]) @ z.y) - z.y.square().sum() / 2
+
+    def prox(self, z, by):
+        return fs.Pair(torch.sign(z.x) * (z.x.abs() - by * self.lam).clamp(min=0), z.y)
+
+    def evaluate(self, z):
+        return {}
+
+
+def test_a_penalty_by_its_prox_leads_to_the_sparse_solution():
+    problem = Sparse([[2.0, 0.1, -1.5], [1.0, 0.3, -0.5], [3.0, -0.1, -2.5]])
+    everybody = {"fleet": fs.Everybody(), "quorum": fs.Quorum(invite=3), "batch": 1, "problem": problem}
+    rule = fs.FeDualEx(0.2, eta_g=0.9, K=3)
+    found = run(rule, seeds=(0,), rounds=150, **everybody)
+    torch.testing.assert_close(found.server.z.x[0], torch.tensor([1.5, 0.0, -1.0]).double())
+    assert found.server.z.x[0, 1] == 0
+    torch.testing.assert_close(found.server.z.y[0], torch.tensor([-0.5, -0.1, 0.5]).double())
+    few = {"seeds": (0,), "rounds": 4, **everybody}
+    assert_same(run(rule, **few), run(rule, executor=fs.Loop(), **few), tolerance=1e-13)
+
+
+def test_a_prox_that_nobody_would_take_is_refused():
+    said = "Sparse has a prox, which CDMANC does not take; take fedualex, or put the penalty into the loss"
+    with pytest.raises(fs.BadInput, match=said):
+        run(fs.CDMANC(0.1, 0.1), problem=Sparse([[1.0, 2.0, 3.0]]), quorum=fs.Quorum(invite=1))
 
 
 # --- exactness: everybody answers, gradients are exact, clients differ ------------------------------------

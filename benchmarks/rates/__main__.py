@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.rates import literal
+from benchmarks.rates import literal, local
 from benchmarks.rates.experiments import EXPERIMENTS, ONLY, Experiment, Size
 from benchmarks.rates.picture import draw
 from benchmarks.rates.points import Kept, Line, Part, Point, compute, parts_of, read
@@ -29,6 +29,7 @@ from fedsaddle.engine.compile.tapes import cores
 from fedsaddle.errors import BadInput
 
 LANES = 64  # that are computed together at most
+TABLES = {"T2b": local.verdicts, "T14": literal.verdicts}  # that have no curves
 
 
 class Way(NamedTuple):
@@ -184,8 +185,10 @@ def main(words: Sequence[str] | None = None) -> None:
     for name in given.names or EXPERIMENTS:
         experiment, way = EXPERIMENTS[name], Way(given.folder, given.jobs)
         print(f"\n### {name}: {experiment.claim}\n")
-        if name == "T14":
-            print(table(literal.verdicts(size, way.folder)))
+        if name in TABLES:
+            began = time.process_time()
+            print(table(TABLES[name](size, way.folder)))
+            print(f"\n{time.process_time() - began:.0f} seconds of a processor, now.")
             continue
         found = run(name, experiment, size, way)
         verdicts = judged(name, found.curves)

@@ -107,6 +107,7 @@ class Turn(NamedTuple):
     share: Tensor  # S / N, the part of all clients whose answers are being merged
     steps: Tensor  # the local steps behind an answer, on average
     chance: Tensor  # U[0, 1), that of the phase's clients too
+    prox: Callable[[Pair, Scalar], Pair]  # as a client's
 
 
 class Client(Protocol):
@@ -147,6 +148,9 @@ class Client(Protocol):
 
     def project(self, z: Pair) -> Pair:
         """The nearest point that the problem allows, for a rule that looks at points beside its walk."""
+
+    def prox(self, z: Pair, by: Scalar) -> Pair:
+        """After steps of this length, z with the problem's penalties; without any, as `project`."""
 
 
 # --- hyperparameters and their ranges, which `ranges.check` reads ---------------------------------------

@@ -14,11 +14,11 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsaddle import draws
-from fedsaddle.core import Algorithm, Message, Pair, where
+from fedsaddle.core import Algorithm, Message, Pair, Scalar, where
 from fedsaddle.engine.compile.trace import Unrecordable
 from fedsaddle.errors import BadInput, shown
 from fedsaddle.mishaps import told_if_theirs
-from fedsaddle.problem import Batch, Constrained, Federation, Game, Minimax, Problem, name_of
+from fedsaddle.problem import Batch, Composite, Constrained, Federation, Game, Minimax, Problem, name_of
 from fedsaddle.steady import AS_THEY_ARE, Steady
 
 T = TypeVar("T")
@@ -149,6 +149,11 @@ def projected(problem: Problem, state: T) -> T:
     if isinstance(getattr(state, "z", None), Pair):
         return state._replace(z=problem.project(state.z))  # type: ignore[attr-defined,no-any-return]
     raise TypeError(f"nothing to project in a {type(state).__name__}: it is neither a Pair nor has a Pair z")
+
+
+def proximal(problem: Problem, z: Pair, by: Scalar) -> Pair:
+    """The prox of the problem's penalties; of one without, the nearest point that it allows."""
+    return problem.prox(z, by) if isinstance(problem, Composite) else projected(problem, z)
 
 
 @dataclass
@@ -287,6 +292,9 @@ class Oracle:
 
     def project(self, z: Pair) -> Pair:
         return projected(self.task.problem, z)
+
+    def prox(self, z: Pair, by: Scalar) -> Pair:
+        return proximal(self.task.problem, z, by)
 
     def walk(self, move: Callable[..., T], start: T) -> T:
         if self.stage is not None:
