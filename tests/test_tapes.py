@@ -85,9 +85,9 @@ def test_a_network_with_convolutions(small, monkeypatch, at_once):
     """As LeNet, in float64, where rounding does not choose another maximum."""
     problem, rule = Pictures(), ALGORITHMS["cdma-ada"]
     monkeypatch.setattr(vectorised, "SMALL", small)
-    study, taped = run(problem, rule, rounds=2)
+    study, taped = run(problem, rule)
     assert_taped(study)
-    assert_same(taped, run(problem, rule, rounds=2, executor=fs.Loop())[1], 1e-9)
+    assert_same(taped, run(problem, rule, executor=fs.Loop())[1], 1e-9)
 
 
 def record(work, *inputs):
