@@ -140,13 +140,15 @@ class Quorum:
         moments = {delay for delay, _ in arrivals}
         if self.deadline is not None:
             moments |= {self.deadline, self.deadline + self.grace}
-        here, moment, verdict, good, free = 0, 0.0, Verdict.ABANDON, list[int](), Counter(seats)
+        here, moment, verdict, good = 0, 0.0, Verdict.ABANDON, list[int]()
+        free = None if seats is None else Counter(seats)
         for moment in sorted(moments):
             while here < len(arrivals) and arrivals[here][0] <= moment:
                 place, here = arrivals[here][1], here + 1
-                if place not in bad and (seats is None or free[strata[place]] > 0):
+                if place not in bad and (free is None or free[strata[place]] > 0):
                     good.append(place)
-                    free.subtract(strata[place : place + 1])
+                    if free is not None:
+                        free[strata[place]] -= 1
             never = self.deadline is None and here == len(arrivals)
             verdict = self.verdict(len(good), 0 if never else len(delays) - here, moment)
             if verdict is not Verdict.WAIT:
@@ -154,7 +156,8 @@ class Quorum:
         places = [place for _, place in arrivals]
         refused = [place for place in places[:here] if place in bad]
         used = good[: self.wanted] if verdict is Verdict.GO else []
-        late = [place for place in places if place not in (*refused, *used)]
+        settled = {*refused, *used}
+        late = [place for place in places if place not in settled]
         return Settled(used, late, moment, verdict, len(good), refused)
 
 
