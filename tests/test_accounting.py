@@ -40,6 +40,7 @@ FORMULAS = {
     "momentum-local-sgda": [([Z], [Z])],
     "fedavg-m": [([Z, G], [Z])],
     "sagda": [([Z], [G]), ([Z, G], [Z])],
+    "sagda-minibatch": [([Z], [G]), ([Z, G], [Z])],
     "fedgda-gt": [([Z], [G]), ([Z, G], [Z])],
     "fgda": [([Z, G], [Z, G])],
     "adafgda": [([Z, G, G], [Z, G])],

@@ -768,6 +768,9 @@ QUICK = [
     ["report", "nowhere"],
     ["report", "nowhere", "--out", "page.pdf"],
     ["replay", "nowhere"],
+    ["replay", "run"],
+    ["reproduce", "nope"],
+    ["sweep", "no-grid.toml"],
     ["predict", "nowhere", "rows.csv"],
     ["export", "nowhere", "--to", "model.pt2"],
     ["export", "nowhere", "--to", "model.pkl"],
@@ -777,6 +780,9 @@ QUICK = [
 
 def test_help_and_typos_wait_for_no_import(tmp_path):
     (tmp_path / "broken.toml").write_text("rounds = = 3")
+    (tmp_path / "no-grid.toml").write_text('name = "a"\nproblem.name = "quadratic"')
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint.json").write_text('{"experiment": {}, "tables": {}}')
     script = f"""
 import contextlib, io, sys
 from fedsaddle.cli import main

@@ -84,6 +84,12 @@ def minibatches(seed, t, phase, i, count):
     return (sum(SIZES[:i]) + rows).reshape(count, BATCH).tolist()
 
 
+def sample(seed, t, i):
+    """The minibatch that is the same in all phases of a round."""
+    rows = draws.batches(draws.key(draws.BATCHES, seed, t, 0, i), torch.tensor(SIZES[i]), BATCH, SIZES[i])
+    return (sum(SIZES[:i]) + rows).tolist()
+
+
 def mean(pairs):
     xs, ys = zip(*pairs, strict=True)
     return sum(xs) / len(xs), sum(ys) / len(ys)
@@ -357,13 +363,13 @@ def fedavg_m(x, y, seed, eta, gamma, b, rho, K):
         yield x, y
 
 
-def sagda(x, y, seed, eta, gamma, eta_g, gamma_g, K):
+def sagda(x, y, seed, eta, gamma, eta_g, gamma_g, K, stored=lambda seed, t, i: everything(i)):
     for t in range(ROUNDS):
-        u, v = mean([gradient(x, y, everything(i)) for i in cohort(seed, t, 0)])
+        u, v = mean([gradient(x, y, stored(seed, t, i)) for i in cohort(seed, t, 0)])
         ends = []
         for i in cohort(seed, t, 1):
             x_i, y_i = x, y
-            v_x, v_y = gradient(x, y, everything(i))
+            v_x, v_y = gradient(x, y, stored(seed, t, i))
             for rows in minibatches(seed, t, 1, i, K):
                 gx, gy = gradient(x_i, y_i, rows)
                 x_i, y_i = x_i - eta * (gx + u - v_x), y_i + gamma * (gy + v - v_y)
@@ -371,6 +377,10 @@ def sagda(x, y, seed, eta, gamma, eta_g, gamma_g, K):
         mean_x, mean_y = mean(ends)
         x, y = x + eta_g * (mean_x - x), y + gamma_g * (mean_y - y)
         yield x, y
+
+
+def sagda_minibatch(x, y, seed, **hyper):
+    return sagda(x, y, seed, stored=sample, **hyper)
 
 
 def fedgda_gt(x, y, seed, eta_l, K):
@@ -587,6 +597,11 @@ CASES = [
     ("momentum-local-sgda", momentum_local_sgda, {"eta": 0.11, "gamma": 0.07, "b": 0.6, "K": 3}),
     ("fedavg-m", fedavg_m, {"eta": 0.11, "gamma": 0.07, "b": 0.6, "rho": 0.3, "K": 3}),
     ("sagda", sagda, {"eta": 0.11, "gamma": 0.07, "eta_g": 1.2, "gamma_g": 0.7, "K": 3}),
+    (
+        "sagda-minibatch",
+        sagda_minibatch,
+        {"eta": 0.11, "gamma": 0.07, "eta_g": 1.2, "gamma_g": 0.7, "K": 3},
+    ),
     ("fedgda-gt", fedgda_gt, {"eta_l": 0.09, "K": 3}),
     ("fgda", adafgda, {"c_eta": 0.11, "c_gamma": 0.07, "c_alpha": 0.8, "rho": 0.3, "K": 3}),
     (

@@ -31,7 +31,7 @@ from fedsaddle import (
     make_study,
     simulate,
 )
-from fedsaddle.algorithms.cdma import Point
+from fedsaddle.algorithms.servers import Point
 from fedsaddle.core import Count, Parameters, Phase, Reply, StepSize
 from fedsaddle.engine.phase import exchange
 from fedsaddle.engine.study import Executor

@@ -40,6 +40,7 @@ from fedsaddle.flower.signing import Signature
 from fedsaddle.flower.supervise import Processes
 from fedsaddle.problem import Federation
 from fedsaddle.runs import RunFolder, execute
+from started import Started
 from test_plugins import RULES
 
 ROOT = Path(__file__).parent
@@ -401,13 +402,15 @@ def test_all_nine_equal_the_simulator_bit_for_bit(nine, tmp_path):
 
 
 def test_newer_rules_equal_the_simulator_bit_for_bit(nine, tmp_path):
-    """Those that ask most of a deployment: four phases, a memory of two vectors, two minibatches a step."""
+    """Those that ask most of a deployment: four phases, a memory of two vectors, two minibatches a step, one
+    that is found again in another phase."""
     settings = [
         "algorithms.fednest={eta=0.05, gamma=0.08}",
         "algorithms.proxskip-vip={eta_l=0.05}",
         "algorithms.fedualex={eta_l=0.05}",
+        "algorithms.sagda-minibatch={eta=0.05, gamma=0.08}",
     ]
-    options = {"algorithms": ["fednest", "proxskip-vip", "fedualex"], "rounds": 3}
+    options = {"algorithms": ["fednest", "proxskip-vip", "fedualex", "sagda-minibatch"], "rounds": 3}
     plan = plan_of(nine, *settings, **options)
     deployed(plan, Clients(plan, tmp_path / "nodes"), tmp_path / "real")
     simulated(plan_of(nine, *settings, **options), tmp_path / "sim")
@@ -1071,14 +1074,10 @@ class Fleet:
         self.keys, self.run, self.processes = folder / "keys", folder / "run", []
         keys.make(self.keys, nodes)
         place = ["--keys", self.keys / "server", "--listen", f"127.0.0.1:{self.port}", "--out", self.run]
-        self.serve = self.start("server", [*FEDSADDLE, "serve", experiment, *place, *more])
+        self.serve = self.start("server", ["fedsaddle", "serve", experiment, *place, *more])
 
     def start(self, name, command):
-        log = (self.folder / f"{name}.log").open("ab")
-        paths = os.pathsep.join((str(ROOT), str(ROOT.parent / "src")))  # this tree's, whatever is installed
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-        process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env=env)
-        log.close()
+        process = Started(command, self.folder / f"{name}.log")
         self.processes.append(process)
         return process
 
@@ -1092,7 +1091,7 @@ class Fleet:
             "server": f"127.0.0.1:{self.port}",
             "plan": plan or {},
         }
-        return self.start(f"client-{client}", [sys.executable, ROOT / "faulty.py", json.dumps(told)])
+        return self.start(f"client-{client}", [ROOT / "faulty.py", json.dumps(told)])
 
     def log(self, name):
         return (self.folder / f"{name}.log").read_text()
@@ -1260,7 +1259,7 @@ def test_devices_join_with_their_own_files(own, tmp_path):
         nodes = []
         for client, file in enumerate(files):
             place = ["--server", f"localhost:{fleet.port}", "--key", fleet.keys / f"node-{client}"]
-            command = [*FEDSADDLE, "join", path, *place, "--data", file]
+            command = ["fedsaddle", "join", path, *place, "--data", file]
             nodes.append(fleet.start(f"client-{client}", command))
         fleet.wait(400)
         assert "3 devices hold 87 rows" in fleet.log("server")
@@ -1273,27 +1272,23 @@ def test_devices_join_with_their_own_files(own, tmp_path):
 
 def test_ctrl_c_leaves_nothing_behind_and_can_be_resumed(tmp_path):
     path = experiment(tmp_path, only(NINE, "cdma-ada"), rounds=4)
-    command = list(map(str, [*FEDSADDLE, "local", path, "--nodes", "2", "--out", tmp_path / "real"]))
-    rounds = tmp_path / "real" / "history.jsonl"
-
-    def go(*more):
-        return subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = ["fedsaddle", "local", path, "--nodes", "2", "--out", tmp_path / "real"]
+    rounds, log = tmp_path / "real" / "history.jsonl", tmp_path / "log"
 
     for number, expected in ((signal.SIGTERM, 130), (signal.SIGKILL, -9)):
         size = rounds.stat().st_size if rounds.exists() else 0
-        process = go(*(["--resume"] if size else []))
+        process = Started([*command, *(["--resume"] if size else [])], log)
         try:
             wait_for(lambda: rounds.exists() and rounds.stat().st_size > size, 300, [process])  # noqa: B023
             below = descendants(process.pid)
             assert len(below) == 4
             process.send_signal(number)
-            _, told = process.communicate(timeout=60)
+            process.wait(60)
         finally:
             process.kill()
-        assert process.returncode == expected, told
+        assert process.poll() == expected, log.read_text()
         assert gone(below)
         if number != signal.SIGKILL:
-            assert "--resume" in told
-    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
+            assert "--resume" in log.read_text()
+    assert Started([*command, "--resume"], log).wait(600) == 0, log.read_text()[-2000:]
     assert_replays(tmp_path / "real")

@@ -555,7 +555,7 @@ def test_a_device_writes_down_what_it_was_asked(nine, tmp_path):  # noqa: F811
 def serving(fleet, *more):
     """Start the server of a fleet again."""
     place = ["--keys", fleet.keys / "server", "--listen", f"127.0.0.1:{fleet.port}", "--out", fleet.run]
-    command = [*FEDSADDLE, "serve", fleet.experiment, *place, "--resume", *more]
+    command = ["fedsaddle", "serve", fleet.experiment, *place, "--resume", *more]
     fleet.serve = fleet.start("server", command)
 
 
@@ -635,11 +635,12 @@ mount --bind {state} {state}
 mount -o remount,bind,ro /
 ! touch {tmp}/anything 2>/dev/null
 cd {state}
-{join} --key {keys}/node-0 || test $? = 2
+{join} --key {keys}/node-0 & none=$!
 {join} --key {keys}/node-0 --folder {state}/node-0 & one=$!
 {join} --key {keys}/node-1 --folder {state}/node-1 & two=$!
 trap 'kill $one $two; wait' EXIT
 {serve} --keys {keys}/server --out runs/study --resume
+wait $none || test $? = 2
 """
 
 

@@ -3,11 +3,15 @@
 Each is written by hand in test_by_hand.py.
 """
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
 import fedsaddle as fs
 from fedsaddle.algorithms import ALGORITHMS as NAMES
+from fedsaddle.algorithms.cdma import plain_walk
+from fedsaddle.algorithms.servers import Point
 from fedsaddle.engine.compile import tapes
 from fedsaddle.projections import simplex
 from test_engine import assert_same, run
@@ -51,6 +55,25 @@ def test_where_a_term_vanishes_it_is_another_rule(name):
         assert not torch.allclose(run(NEWER[name]).server.z.x, run(other).server.z.x)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "rounds"),
+    [
+        (fs.SAGDA(0.05, 0.08, K=3), fs.CDMAONE(0.05, 0.08, K=3), 4),
+        (fs.FedGDAGT(0.05, K=3), fs.CDMAONE(0.05, 0.05, K=3), 4),
+        (fs.ServerOGDA(0.05, 0.08, K=3), fs.CDMANC(0.05, 0.08, K=3), 1),  # there is no way before the first
+        (fs.FGDA(0.05, 0.08, K=1), fs.ParallelSGDA(0.05, 0.08), 1),  # v is 0 where its only step begins
+    ],
+)
+def test_where_clients_have_one_row_it_is_another_rule(one, other, rounds):
+    alone = {"problem": fs.Quadratic(clients=12, samples=1), "batch": 1, "rounds": rounds}
+    alone |= {"quorum": fs.Quorum(invite=12), "fleet": fs.Everybody()}
+    assert_same_points(run(one, **alone), run(other, **alone))
+
+
+def assert_same_points(one, other):
+    torch.testing.assert_close(one.server.z, other.server.z, rtol=1e-12, atol=1e-12)
+
+
 def test_with_one_step_server_eg_is_an_extragradient_step_of_cohorts():
     """Everybody answers with the gradient on all rows: Korpelevich's method, on paper."""
     problem = fs.Quadratic(clients=6, dim_x=3, dim_y=5, samples=1, noise=0.0)
@@ -69,10 +92,150 @@ def test_with_one_step_server_eg_is_an_extragradient_step_of_cohorts():
     torch.testing.assert_close(lanes.server.z.y[0], z.y, rtol=1e-10, atol=1e-12)
 
 
+@dataclass(frozen=True)
+class StoringSAGDA(fs.SAGDAMinibatch):
+    """SAGDA as it is printed, with a memory: who walks subtracts what it has kept."""
+
+    def remember(self, z):
+        return fs.zeros_like(z)
+
+    def collect(self, client, z: fs.Parameters):
+        g = client.grad(z, client.sample())
+        return fs.Reply({"g": g}, keep=g)
+
+    def update(self, client, z: fs.Parameters, u: fs.Gradients):
+        correction = u - client.kept
+
+        def move(w, xi):
+            return fs.step(w, client.grad(w, xi) + correction, self.eta, self.gamma)
+
+        return fs.Reply({"z": client.walk(move, z)}, keep=client.kept)
+
+
+def test_what_is_found_again_is_what_was_sent(tmp_path):
+    """Among those who answered, a memory would hold the same; and a minibatch is not all rows."""
+    answered = {"fleet": fleets(tmp_path)["latency"], "cohorts": "answered", "rounds": 6}
+    stored = run(StoringSAGDA(0.05, 0.08, eta_g=1.2, gamma_g=0.8, K=3), **answered)
+    found = run(NEWER["sagda-minibatch"], **answered)
+    torch.testing.assert_close(found.server.z, stored.server.z, rtol=1e-13, atol=1e-13)
+    assert not torch.allclose(found.server.z.x, run(NEWER["sagda"], **answered).server.z.x)
+
+
+def test_where_clients_have_one_row_a_minibatch_is_all_rows():
+    alone = {"problem": fs.Quadratic(clients=12, samples=1), "batch": 1, "rounds": 5}
+    assert_same(run(NEWER["sagda-minibatch"], **alone), run(NEWER["sagda"], **alone), tolerance=1e-12)
+
+
+@dataclass(frozen=True)
+class Loudest:
+    """Clients weigh by their loss: sum_i w_i z_i / sum_i w_i with w = exp(f_i / lam), as TERM does."""
+
+    eta: fs.StepSize
+    gamma: fs.StepSize
+    lam: fs.Positive = 1.0
+    K: fs.Count = 3
+
+    def init(self, z):
+        return Point(z)
+
+    def send(self, server):
+        return {"z": server.z}
+
+    def update(self, client, z: fs.Parameters):
+        w = torch.exp(client.full_value(z) / self.lam)
+        end = plain_walk(client, z, self.eta, self.gamma)
+        return fs.Reply({"d": w * (end - z), "w": fs.Pair(w[None], z.y[:0])})
+
+    def average(self, server, turn, d: fs.Gradients, w: fs.Gradients):
+        return Point(server.z + (1 / w.x) * d)
+
+    def phases(self):
+        return (fs.Phase("update", self.send, self.update, self.average, steps=self.K),)
+
+
+def test_answers_can_be_weighted_by_a_loss():
+    """On paper: two clients, one row each, exact gradients."""
+    problem, rule = fs.Quadratic(clients=2, samples=1, noise=0.0, dim_x=2, dim_y=3), Loudest(0.1, 0.2, K=1)
+    both = {"fleet": fs.Everybody(), "quorum": fs.Quorum(invite=2), "batch": 1, "problem": problem}
+    loop = run(rule, seeds=(4,), rounds=1, executor=fs.Loop(), **both)
+    assert_same(run(rule, seeds=(4,), rounds=1, **both), loop, tolerance=1e-13)
+    z, ends, weights = problem.init(4), [], []
+    for client in (0, 1):
+        own = {name: table[client] for name, table in problem.federation.own.items()}
+        rows = {"linear": problem.federation.rows["linear"][client][None]}
+        xi = fs.Batch(rows, own, torch.ones(1).double(), torch.tensor(0))
+        at = fs.Pair(*(value.clone().requires_grad_() for value in z))
+        value = problem.loss(at, xi)
+        ends.append(fs.step(z, fs.Pair(*torch.autograd.grad(value, [*at])), 0.1, 0.2))
+        weights.append(torch.exp(value.detach()))
+    expected = (1 / sum(weights)) * (weights[0] * ends[0] + weights[1] * ends[1])
+    torch.testing.assert_close(fs.Pair(*(value[0] for value in loop.server.z)), expected)
+    assert abs(float(weights[0] / weights[1]) - 1) > 0.1
+
+
+def test_a_game_has_no_loss_to_ask_for():
+    class Turning:
+        federation, metrics = fs.Quadratic(clients=2).federation, {}
+
+        def init(self, seed):
+            return fs.Pair(torch.ones(1).double(), torch.ones(1).double())
+
+        def field(self, z, xi):
+            return fs.Pair(z.y, -z.x)
+
+        def evaluate(self, z):
+            return {}
+
+    with pytest.raises(
+        fs.BadInput, match=r"Turning has no loss, which an algorithm with client\.value needs"
+    ):
+        run(Loudest(0.1, 0.1), problem=Turning(), quorum=fs.Quorum(invite=2), batch=1)
+
+
+class Sparse:
+    """min over x, max over y of mean_i (x - a_i).y - |y|^2/2 + lam |x|_1: x* is mean a_i, shrunk by lam."""
+
+    def __init__(self, places, lam=0.5):
+        self.lam, self.metrics = lam, {}
+        rows = {"a": torch.tensor(places, dtype=torch.float64)}
+        self.federation = fs.problem.Federation(rows, torch.ones(len(places), dtype=torch.int64))
+
+    def init(self, seed):
+        return fs.Pair(torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
+
+    def loss(self, z, xi):
+        return xi.mean((z.x - xi.rows["a"]) @ z.y) - z.y.square().sum() / 2
+
+    def prox(self, z, by):
+        return fs.Pair(torch.sign(z.x) * (z.x.abs() - by * self.lam).clamp(min=0), z.y)
+
+    def evaluate(self, z):
+        return {}
+
+
+def test_a_penalty_by_its_prox_leads_to_the_sparse_solution():
+    problem = Sparse([[2.0, 0.1, -1.5], [1.0, 0.3, -0.5], [3.0, -0.1, -2.5]])
+    everybody = {"fleet": fs.Everybody(), "quorum": fs.Quorum(invite=3), "batch": 1, "problem": problem}
+    rule = fs.FeDualEx(0.2, eta_g=0.9, K=3)
+    found = run(rule, seeds=(0,), rounds=150, **everybody)
+    torch.testing.assert_close(found.server.z.x[0], torch.tensor([1.5, 0.0, -1.0]).double())
+    assert found.server.z.x[0, 1] == 0
+    torch.testing.assert_close(found.server.z.y[0], torch.tensor([-0.5, -0.1, 0.5]).double())
+    few = {"seeds": (0,), "rounds": 4, **everybody}
+    assert_same(run(rule, **few), run(rule, executor=fs.Loop(), **few), tolerance=1e-13)
+
+
+def test_a_prox_that_nobody_would_take_is_refused():
+    said = "Sparse has a prox, which CDMANC does not take; take fedualex, or put the penalty into the loss"
+    with pytest.raises(fs.BadInput, match=said):
+        run(fs.CDMANC(0.1, 0.1), problem=Sparse([[1.0, 2.0, 3.0]]), quorum=fs.Quorum(invite=1))
+
+
 # --- exactness: everybody answers, gradients are exact, clients differ ------------------------------------
 
 EXACT = {
     "sagda": fs.SAGDA(0.05, 0.15, K=5),
+    "sagda-minibatch": fs.SAGDAMinibatch(0.05, 0.15, K=5),
     "fedgda-gt": fs.FedGDAGT(0.05, K=5),
     "fednest": fs.FedNest(0.05, 0.15, T=1, K=5),
     "proxskip-vip": fs.ProxSkipVIP(0.05, K=5),

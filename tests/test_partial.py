@@ -48,8 +48,8 @@ class Paced:
 def test_which_rules_bear_it():
     expected = "cdma-nc cdma-one cdma-ada local-sgda-plus extra-step coda-plus codasca catalyst-scaffold-s"
     newer = (
-        "fsgda fess-gda fedavg-m sagda fedgda-gt fednest fed-norm-sgda fed-norm-sgda-plus server-eg "
-        "server-ogda fedualex"
+        "fsgda fess-gda fedavg-m sagda sagda-minibatch fedgda-gt fednest fed-norm-sgda fed-norm-sgda-plus "
+        "server-eg server-ogda fedualex"
     )
     assert sorted(BEAR) == sorted([*expected.split(), *newer.split()])
 

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.rates import __main__ as rates
-from benchmarks.rates.experiments import EXPERIMENTS, Size, one, quadratic
+from benchmarks.rates import local
+from benchmarks.rates.experiments import EXPERIMENTS, Size, ada, one, quadratic
 from benchmarks.rates.fits import ruling, slope
 from benchmarks.rates.points import Point, measure
 from benchmarks.rates.verdicts import judged
 
 import fedsaddle as fs
 from fedsaddle.algorithms import theorems
+from fedsaddle.fleet import invite
 
 
 @pytest.mark.parametrize("name", ["T1", "T3", "T6"])
@@ -61,6 +63,31 @@ def test_the_mean_over_rounds_is_what_evaluations_after_every_round_give():
         fs.Stationarity(problem).mean()
     with pytest.raises(fs.BadInput, match="AUC has no grad_phi"):
         fs.Stationarity(fs.AUC())
+
+
+def test_the_mean_over_local_iterates_is_that_of_walks_by_hand(tmp_path):
+    """And to look changes nothing."""
+    problem, rule = local.PROBLEM, ada(2.0, 1.0, K=2)
+    looking = local.LocalADA(rule.c_eta, rule.c_gamma, rule.c_alpha, rule.rho, rule.K)
+    seen = fs.Stationarity(problem)
+    whole = {"batch": 1, "quorum": fs.Quorum(invite=3), "fleet": fs.Everybody(), "evaluate_every": 9}
+    ends = [
+        fs.simulate(problem, own, rounds=9, watch=seen, **whole).last("stationarity")[0]
+        for own in (rule, looking)
+    ]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-12)
+    server, clients = local.means([rule], (0,), (1, 4))
+    # The first step of every walk is at the server's point, and with 8 clients the second along u_0.
+    z, first = problem.init(0), float(problem.grad_phi(problem.init(0).x).square().sum())
+    assert float(server[0, 0, 0]) == pytest.approx(first)
+    drawn = invite(torch.tensor([0]), 0, 0, 1000, 8)[0].tolist()
+    own = problem.federation.own
+    rows = problem.federation.rows["linear"][drawn].mean(0)
+    A, B = (own[name][drawn].mean(0) for name in "AB")
+    x = z.x - rule.c_eta * (A @ z.x + B @ z.y + rows[:10])
+    second = float(problem.grad_phi(x).square().sum())
+    assert float(clients[0, 0, 0]) == pytest.approx((first + second) / 2)
+    assert len(local.verdicts(Size(seeds=(0, 1), little=True), tmp_path)) == 4
 
 
 def test_one_start_serves_all_seeds_which_then_decide_the_sampling_alone():

@@ -87,7 +87,7 @@ def test_those_who_answered_are_asked_by_ray_too(ray_of_two, problem):
     assert (one.completed, one.clock, one.posted) == (other.completed, other.clock, other.posted)
 
 
-@pytest.mark.parametrize("name", ["codasca", "fed-norm-sgda", "drfa"])
+@pytest.mark.parametrize("name", ["codasca", "fed-norm-sgda", "sagda-minibatch", "drfa"])
 def test_unfinished_walks_and_common_chances_are_those_of_vectorised(name, ray_of_two, problem):
     cut = {} if name == "drfa" else {"quorum": fs.Quorum(invite=6, minimum=2, partial_work=12.0)}
     one, other = (
@@ -96,6 +96,30 @@ def test_unfinished_walks_and_common_chances_are_those_of_vectorised(name, ray_o
     )
     torch.testing.assert_close(one.server.z, other.server.z, rtol=1e-13, atol=1e-13)
     assert (one.completed, one.clock, one.posted) == (other.completed, other.clock, other.posted)
+
+
+@pytest.mark.parametrize("name", ["cdma-ada", "codasca"])
+def test_weights_and_strata_are_those_of_vectorised(name, ray_of_two, problem):
+    """Inverse propensity weights and a stratified quorum, where every other client is slow."""
+    slow = [0, 1] * (len(problem.federation) // 2)
+    usual = {
+        "problem": problem,
+        "rounds": 5,
+        "fleet": fs.Latency(slow=tuple(map(float, slow)), slowdown=20.0, dropout=0.2),
+    }
+    special = {
+        "merge": fs.Merge(weights="inverse_propensity"),
+        "strata": slow,
+        "quorum": dataclasses.replace(QUORUM, stratified=True),
+    }
+    one, other, plain = (
+        run(ask, ALGORITHMS[name], **usual, **own)[0]
+        for ask, own in ((ray_of_two, special), (fs.Vectorised(), special), (ray_of_two, {}))
+    )
+    torch.testing.assert_close(one.server.z, other.server.z, rtol=1e-13, atol=1e-13)
+    assert torch.equal(one.attendance.used, other.attendance.used)
+    assert (one.completed, one.clock, one.posted) == (other.completed, other.clock, other.posted)
+    assert not torch.allclose(one.server.z.x, plain.server.z.x)
 
 
 def test_bounded_steps_are_those_of_vectorised(ray_of_two, problem):

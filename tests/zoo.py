@@ -28,6 +28,7 @@ NEWER = {
     "momentum-local-sgda": fs.MomentumLocalSGDA(eta=0.05, gamma=0.08, b=0.6, K=3),
     "fedavg-m": fs.FedAvgM(eta=0.05, gamma=0.08, b=0.6, rho=0.2, K=3),
     "sagda": fs.SAGDA(eta=0.05, gamma=0.08, eta_g=1.2, gamma_g=0.8, K=3),
+    "sagda-minibatch": fs.SAGDAMinibatch(eta=0.05, gamma=0.08, eta_g=1.2, gamma_g=0.8, K=3),
     "fedgda-gt": fs.FedGDAGT(eta_l=0.05, K=3),
     "fgda": fs.FGDA(c_eta=0.05, c_gamma=0.08, c_alpha=0.7, rho=0.3, K=3),
     "adafgda": fs.AdaFGDA(c_eta=0.02, c_gamma=0.03, c_alpha=0.7, rho=0.3, decay=0.8, floor=0.05, K=3),

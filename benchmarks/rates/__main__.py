@@ -12,7 +12,7 @@ import csv
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.rates import literal
+from benchmarks.rates import literal, local
 from benchmarks.rates.experiments import EXPERIMENTS, ONLY, Experiment, Size
 from benchmarks.rates.picture import draw
 from benchmarks.rates.points import Kept, Line, Part, Point, compute, parts_of, read
@@ -29,6 +29,7 @@ from fedsaddle.engine.compile.tapes import cores
 from fedsaddle.errors import BadInput
 
 LANES = 64  # that are computed together at most
+TABLES = {"T2b": local.verdicts, "T14": literal.verdicts}  # that have no curves
 
 
 class Way(NamedTuple):
@@ -100,7 +101,11 @@ def run(name: str, experiment: Experiment, size: Size, way: Way) -> Found:
     lines = tuned
     if experiment.noisy:
         again = [
-            parts_of(name, point, sorted(set(choice.values())), size.seeds, LANES)
+            [
+                part
+                for T, numbers in needed(choice).items()
+                for part in parts_of(name, point.until(T), numbers, size.seeds, LANES)
+            ]
             for point, choice in zip(points, chosen, strict=True)
         ]
         kept = carry_out(name, [part for own in again for part in own], way, "with fresh seeds")
@@ -114,6 +119,14 @@ def choices(point: Point, lines: Sequence[Line], experiment: Experiment) -> dict
     if len(point.settings) == 1:
         return dict.fromkeys(point.horizons, 0)
     return {T: best(lines, T, experiment.quantity) for T in point.horizons}
+
+
+def needed(choice: Mapping[int, int]) -> dict[int, list[int]]:
+    """The chosen settings by the longest T that each was chosen for: none is played longer."""
+    longest: dict[int, int] = {}
+    for T, setting in sorted(choice.items()):
+        longest[setting] = T
+    return {T: sorted(own for own in longest if longest[own] == T) for T in sorted(set(longest.values()))}
 
 
 # --- what is written --------------------------------------------------------------------------------------
@@ -172,8 +185,10 @@ def main(words: Sequence[str] | None = None) -> None:
     for name in given.names or EXPERIMENTS:
         experiment, way = EXPERIMENTS[name], Way(given.folder, given.jobs)
         print(f"\n### {name}: {experiment.claim}\n")
-        if name == "T14":
-            print(table(literal.verdicts(size, way.folder)))
+        if name in TABLES:
+            began = time.process_time()
+            print(table(TABLES[name](size, way.folder)))
+            print(f"\n{time.process_time() - began:.0f} seconds of a processor, now.")
             continue
         found = run(name, experiment, size, way)
         verdicts = judged(name, found.curves)

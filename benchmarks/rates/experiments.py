@@ -308,6 +308,7 @@ RATES = {"cdma-nc": (-1 / 2, -0.4), "cdma-one": (-1 / 2, -0.4), "cdma-ada": (-2 
 EXPERIMENTS: dict[str, Experiment] = {
     "T1": Experiment("drift: NC has a bias of order h^2 and K^2, ONE has none", t1, "h or K", "last", False),
     "T2": Experiment("rate in T: -1/2 (NC, ONE), -2/3 (ADA)", t2, "T", "Y", bounds=RATES),
+    "T2b": Experiment("Theorem 3's own mean: over local iterates", lambda size: [], "T", "Y"),
     "T3": Experiment(
         "without sampling noise: -2/3 (NC), -1 (ONE)",
         t3,

@@ -45,6 +45,10 @@ class Point:
     def horizons(self) -> tuple[int, ...]:
         return self.read or (self.rounds,)
 
+    def until(self, T: int) -> Point:
+        """The same, read up to T alone."""
+        return replace(self, rounds=T, read=tuple(own for own in self.read if own <= T))
+
 
 class Line(NamedTuple):
     """One lane up to round T, or to where it was stopped."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         MomentumLocalSGDA,
         ParallelSGDA,
         ProxSkipVIP,
+        SAGDAMinibatch,
         ServerEG,
         ServerOGDA,
     )
@@ -177,6 +178,7 @@ __all__ = [
     "Reply",
     "Robust",
     "RobustLeastSquares",
+    "SAGDAMinibatch",
     "ServerEG",
     "ServerOGDA",
     "Simplex",
@@ -214,7 +216,8 @@ _HOMES = {
     for home, names in {
         "algorithms": "ALGORITHMS CDMAADA CDMANC CDMAONE CODAPlus CODASCA CatalystScaffoldS DRFA "
         "ExtraStep LocalSGDAPlus ParallelSGDA FESSGDA FGDA FSGDA SAGDA AdaFGDA FeDualEx FedAvgM FedGDAGT "
-        "FedNest FedNormSGDA FedNormSGDAPlus MomentumLocalSGDA ProxSkipVIP ServerEG ServerOGDA",
+        "FedNest FedNormSGDA FedNormSGDAPlus MomentumLocalSGDA ProxSkipVIP SAGDAMinibatch "
+        "ServerEG ServerOGDA",
         "app.models": "load",
         "app.python": "Swept run sweep",
         "checks": "Checks",

@@ -107,6 +107,7 @@ class Turn(NamedTuple):
     share: Tensor  # S / N, the part of all clients whose answers are being merged
     steps: Tensor  # the local steps behind an answer, on average
     chance: Tensor  # U[0, 1), that of the phase's clients too
+    prox: Callable[[Pair, Scalar], Pair]  # as a client's
 
 
 class Client(Protocol):
@@ -123,6 +124,16 @@ class Client(Protocol):
     def full_grad(self, z: Pair) -> Pair:
         """The same over all of the client's data."""
 
+    def value(self, z: Pair, xi: Any) -> Tensor:
+        """The loss on one minibatch, of a problem that has one."""
+
+    def full_value(self, z: Pair) -> Tensor:
+        """The same over all of the client's data."""
+
+    def sample(self) -> Any:
+        """A minibatch beside those of the walk. It is the same in all phases of a round: what a client found
+        on it before need not be kept, it can be found again."""
+
     def walk(self, move: Callable[..., T], start: T) -> T:
         """Apply move(z, xi) once for each local step, each with minibatches of its own.
 
@@ -137,6 +148,9 @@ class Client(Protocol):
 
     def project(self, z: Pair) -> Pair:
         """The nearest point that the problem allows, for a rule that looks at points beside its walk."""
+
+    def prox(self, z: Pair, by: Scalar) -> Pair:
+        """After steps of this length, z with the problem's penalties; without any, as `project`."""
 
 
 # --- hyperparameters and their ranges, which `ranges.check` reads ---------------------------------------

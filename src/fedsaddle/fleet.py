@@ -153,11 +153,10 @@ class Quorum:
             verdict = self.verdict(len(good), 0 if never else len(delays) - here, moment)
             if verdict is not Verdict.WAIT:
                 break
-        places = [place for _, place in arrivals]
-        refused = [place for place in places[:here] if place in bad]
+        refused = [place for _, place in arrivals[:here] if place in bad]
         used = good[: self.wanted] if verdict is Verdict.GO else []
-        settled = {*refused, *used}
-        late = [place for place in places if place not in settled]
+        looked_at = {*refused, *used}
+        late = [place for _, place in arrivals if place not in looked_at]
         return Settled(used, late, moment, verdict, len(good), refused)
 
 
@@ -198,7 +197,8 @@ def invite(
     over: they come last, where too few others are left.
     """
     key, most = draws.key(draws.COHORT, seeds, round, phase), max(map(len, barred), default=0)
-    drawn, keys = min(clients, count + most), key.flatten()
+    drawn = min(clients, count + most)
+    keys, whose = key.flatten().unique(return_inverse=True)  # lanes of one seed draw alike
     if strata is not None:
         chosen = draws.choose_in_turn(keys, strata, drawn)
     elif weights is not None:
@@ -207,10 +207,11 @@ def invite(
         chosen = draws.choose(keys, clients, drawn)
     if most:
         chosen = [
-            sorted(own, key=lambda client: client in out)[:count]  # stable: the others stay in order
-            for own, out in zip(chosen, barred, strict=True)
+            sorted(chosen[own], key=lambda client: client in out)[:count]  # stable: the others stay in order
+            for own, out in zip(whose.tolist(), barred, strict=True)
         ]
-    return torch.tensor(chosen).reshape(*key.shape, -1)
+        return torch.tensor(chosen).reshape(*key.shape, -1)
+    return torch.tensor(chosen)[whose].reshape(*key.shape, -1)
 
 
 # --- fleets -------------------------------------------------------------------------------------------

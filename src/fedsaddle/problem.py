@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from fedsaddle.core import Pair
+from fedsaddle.core import Pair, Scalar
 from fedsaddle.data.mapped import OnDisk
 from fedsaddle.errors import BadInput, Notice
 from fedsaddle.metric import Metric
@@ -335,3 +335,14 @@ class Game(Protocol):
 class Constrained(Protocol):
     def project(self, z: Pair) -> Pair:
         """The nearest point at which both players are where they may be: see fedsaddle.projections."""
+
+
+@runtime_checkable
+class Composite(Protocol):
+    """A problem whose objective has a part beside its loss: a penalty h on x, and one on y.
+
+    It stands for min over x, max over y of E_i[f_i(x, y)] + h(x) - g(y).
+    """
+
+    def prox(self, z: Pair, by: Scalar) -> Pair:
+        """For x the w with the least by * h(w) + |w - x|^2 / 2, where x may be; for y the same with g."""

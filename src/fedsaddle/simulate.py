@@ -21,7 +21,7 @@ from fedsaddle.engine import machine
 from fedsaddle.engine.compile.cuts import NEARLY_ALL
 from fedsaddle.engine.course import Stop, course
 from fedsaddle.engine.executors.vectorised import Vectorised
-from fedsaddle.engine.partial import check_partial
+from fedsaddle.engine.fits import check_fits
 from fedsaddle.engine.study import Executor, Study, points
 from fedsaddle.errors import BadInput, Notice, check_count, check_memory, check_seed, shown
 from fedsaddle.faults import Faults
@@ -80,7 +80,7 @@ def make_study(
     if not settings or not seeds:
         raise BadInput("at least one algorithm and one seed are needed")
     _check_parts(problem, settings, quorum, fleet, merge, faults, checks, steady, executor)
-    check_partial(settings[0], quorum)
+    check_fits(settings[0], problem, quorum)
     if names and len(names) != len(settings):
         raise BadInput(f"names must be one for each of the {len(settings)} settings, got {len(names)}")
     check_count("batch", batch)

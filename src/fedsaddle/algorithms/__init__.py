@@ -16,7 +16,7 @@ from fedsaddle.algorithms.momentum import FedAvgM, MomentumLocalSGDA
 from fedsaddle.algorithms.optimism import FeDualEx, ServerEG, ServerOGDA
 from fedsaddle.algorithms.proxskip import ProxSkipVIP
 from fedsaddle.algorithms.sgda import ExtraStep, LocalSGDAPlus, ParallelSGDA
-from fedsaddle.algorithms.tracking import SAGDA, FedGDAGT
+from fedsaddle.algorithms.tracking import SAGDA, FedGDAGT, SAGDAMinibatch
 
 __all__ = [
     "ALGORITHMS",
@@ -44,6 +44,7 @@ __all__ = [
     "MomentumLocalSGDA",
     "ParallelSGDA",
     "ProxSkipVIP",
+    "SAGDAMinibatch",
     "ServerEG",
     "ServerOGDA",
 ]
@@ -73,7 +74,8 @@ ALGORITHMS = {
     "momentum-local-sgda": Entry(MomentumLocalSGDA, "local steps along a mean of the visit's gradients"),
     "fedavg-m": Entry(FedAvgM, "local steps mixed with the last round's direction"),
     "sagda": Entry(SAGDA, "local steps corrected by gradients on all rows, and a step of the server"),
-    "fedgda-gt": Entry(FedGDAGT, "the same on all rows in every step"),
+    "sagda-minibatch": Entry(SAGDAMinibatch, "the same corrected by a gradient on one minibatch"),
+    "fedgda-gt": Entry(FedGDAGT, "SAGDA on all rows in every step"),
     "fgda": Entry(FGDA, "recursive momentum within the walks, averaged too"),
     "adafgda": Entry(AdaFGDA, "the same with steps scaled entry by entry"),
     "fednest": Entry(FedNest, "corrected walks of y, then of x"),

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedsaddle.algorithms.coda import stage_rounds
+from fedsaddle.algorithms.servers import Tracking
 from fedsaddle.core import (
     Client,
     Count,
@@ -42,7 +43,7 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CatalystScaffoldS:
+class CatalystScaffoldS(Tracking):
     """Catalyst-Scaffold-S; the paper sets eta_g = eta_l."""
 
     eta_l: StepSize
@@ -56,15 +57,6 @@ class CatalystScaffoldS:
 
     def init(self, z: Pair) -> Server:
         return Server(z, z, zeros_like(z))
-
-    def send_point(self, server: Server) -> Message:
-        return {"z": server.z}
-
-    def collect(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"g": client.full_grad(z)})
-
-    def correct(self, server: Server, turn: Turn, g: Gradients) -> Server:
-        return server._replace(u=g)
 
     def send_correction(self, server: Server) -> Message:
         return {"z": server.z, "centre": server.centre, "u": server.u}
@@ -83,7 +75,7 @@ class CatalystScaffoldS:
 
     def phases(self) -> tuple[Phase, ...]:
         return (
-            Phase("collect", self.send_point, self.collect, self.correct),
+            self.collecting,
             Phase(
                 "update",
                 self.send_correction,

@@ -22,6 +22,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from fedsaddle.algorithms.servers import Averaging, Corrected, Tracking
 from fedsaddle.algorithms.theorems import Two, theorem_1, theorem_2, theorem_3, theorem_4
 from fedsaddle.core import (
     Client,
@@ -64,12 +65,8 @@ def corrected_walk(client: Client, z: Pair, u: Pair, eta: Scalar, gamma: Scalar)
 # --- CDMA-NC ------------------------------------------------------------------------------------------
 
 
-class Point(NamedTuple):
-    z: Pair
-
-
 @dataclass(frozen=True)
-class CDMANC:
+class CDMANC(Averaging):
     """CDMA-NC: no correction (Algorithm 3)."""
 
     eta: StepSize
@@ -86,17 +83,8 @@ class CDMANC:
         """
         return cls(*theorem_1(L, kappa, sigma, G, S, K, T, gap), K)
 
-    def init(self, z: Pair) -> Point:
-        return Point(z)
-
-    def send(self, server: Point) -> Message:
-        return {"z": server.z}
-
     def update(self, client: Client, z: Parameters) -> Reply:
         return Reply({"z": client.normalised(z, plain_walk(client, z, self.eta, self.gamma))})
-
-    def average(self, server: Point, turn: Turn, z: Parameters) -> Point:
-        return Point(z)
 
     def phases(self) -> tuple[Phase, ...]:
         return (Phase("update", self.send, self.update, self.average, steps=self.K, partial=True),)
@@ -105,13 +93,8 @@ class CDMANC:
 # --- CDMA-ONE -----------------------------------------------------------------------------------------
 
 
-class Corrected(NamedTuple):
-    z: Pair
-    u: Pair  # the correction
-
-
 @dataclass(frozen=True)
-class CDMAONE:
+class CDMAONE(Tracking):
     """CDMA-ONE: the correction is the mean gradient of one cohort (Algorithms 1-2 with alpha = 1)."""
 
     eta: StepSize
@@ -126,21 +109,6 @@ class CDMAONE:
         """
         return cls(*theorem_2(L, kappa, sigma, S, K, T, gap), K)
 
-    def init(self, z: Pair) -> Corrected:
-        return Corrected(z, zeros_like(z))
-
-    def send_point(self, server: Corrected) -> Message:
-        return {"z": server.z}
-
-    def collect(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"g": client.full_grad(z)})
-
-    def correct(self, server: Corrected, turn: Turn, g: Gradients) -> Corrected:
-        return server._replace(u=g)
-
-    def send_correction(self, server: Corrected) -> Message:
-        return {"z": server.z, "u": server.u}
-
     def update(self, client: Client, z: Parameters, u: Gradients) -> Reply:
         return Reply({"z": client.normalised(z, corrected_walk(client, z, u, self.eta, self.gamma))})
 
@@ -154,7 +122,7 @@ class CDMAONE:
         if self.K == 1:
             return (Phase("collect", self.send_point, self.collect, self.descend),)
         return (
-            Phase("collect", self.send_point, self.collect, self.correct),
+            self.collecting,
             Phase("update", self.send_correction, self.update, self.average, steps=self.K, partial=True),
         )
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedsaddle.algorithms.cdma import Corrected, corrected_walk
+from fedsaddle.algorithms.cdma import corrected_walk
+from fedsaddle.algorithms.servers import Corrected
 from fedsaddle.core import (
     Client,
     Count,

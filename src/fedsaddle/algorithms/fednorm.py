@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsaddle.algorithms.cdma import Point, plain_walk
+from fedsaddle.algorithms.cdma import plain_walk
+from fedsaddle.algorithms.servers import AtPoint, Point
 from fedsaddle.algorithms.sgda import Anchored, snapshot_walk
 from fedsaddle.core import (
     Client,
@@ -35,7 +36,7 @@ from fedsaddle.core import (
 
 
 @dataclass(frozen=True)
-class FedNormSGDA:
+class FedNormSGDA(AtPoint):
     """Fed-Norm-SGDA: a step of the server along the mean of the clients' mean directions."""
 
     eta: StepSize
@@ -43,12 +44,6 @@ class FedNormSGDA:
     eta_g: StepSize = 1.0
     gamma_g: StepSize = 1.0
     K: Count = 10
-
-    def init(self, z: Pair) -> Point:
-        return Point(z)
-
-    def send(self, server: Point) -> Message:
-        return {"z": server.z}
 
     def update(self, client: Client, z: Parameters) -> Reply:
         end = plain_walk(client, z, self.eta, self.gamma)

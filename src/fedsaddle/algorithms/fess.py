@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedsaddle.algorithms.cdma import Point, plain_walk
+from fedsaddle.algorithms.cdma import plain_walk
+from fedsaddle.algorithms.servers import AtPoint, Point
 from fedsaddle.core import (
     Client,
     Count,
@@ -33,7 +34,7 @@ from fedsaddle.core import (
 
 
 @dataclass(frozen=True)
-class FSGDA:
+class FSGDA(AtPoint):
     """FSGDA: local steps, then a step of the server towards their mean."""
 
     eta: StepSize
@@ -41,12 +42,6 @@ class FSGDA:
     eta_g: StepSize = 1.0
     gamma_g: StepSize = 1.0
     K: Count = 10
-
-    def init(self, z: Pair) -> Point:
-        return Point(z)
-
-    def send(self, server: Point) -> Message:
-        return {"z": server.z}
 
     def update(self, client: Client, z: Parameters) -> Reply:
         return Reply({"z": client.normalised(z, plain_walk(client, z, self.eta, self.gamma))})

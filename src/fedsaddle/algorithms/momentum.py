@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedsaddle.algorithms.cdma import Corrected, Point
+from fedsaddle.algorithms.servers import Averaging, Corrected
 from fedsaddle.core import (
     Client,
     Count,
@@ -45,7 +45,7 @@ class Rolling(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MomentumLocalSGDA:
+class MomentumLocalSGDA(Averaging):
     """Momentum Local SGDA: local steps along a running mean of the visit's gradients."""
 
     eta: StepSize
@@ -53,21 +53,12 @@ class MomentumLocalSGDA:
     b: Exponent = 0.5
     K: Count = 10
 
-    def init(self, z: Pair) -> Point:
-        return Point(z)
-
-    def send(self, server: Point) -> Message:
-        return {"z": server.z}
-
     def update(self, client: Client, z: Parameters) -> Reply:
         def move(at: Rolling, xi: object) -> Rolling:
             m = (1 - self.b) * at.m + self.b * client.grad(at.z, xi)
             return Rolling(step(at.z, m, self.eta, self.gamma), m)
 
         return Reply({"z": client.walk(move, Rolling(z, zeros_like(z))).z})
-
-    def average(self, server: Point, turn: Turn, z: Parameters) -> Point:
-        return Point(z)
 
     def phases(self) -> tuple[Phase, ...]:
         return (Phase("update", self.send, self.update, self.average, steps=self.K),)

@@ -5,17 +5,20 @@
     Server-EG     ahead = z_t + P(z_t);  z_{t+1} = z_t + P(ahead)                     two cohorts
     Server-OGDA   z_{t+1} = z_t + 2 P(z_t) - P(z_{t-1}),  P(z_{-1}) = P(z_0)
 
-    FeDualEx      s sums directions, and z = step(z_0, s, 1, 1), projected. K times, on two minibatches:
-                  look = step(z_0, s + eta_l G_i(z; xi), 1, 1);  s <- s + eta_l G_i(look; xi')
+    FeDualEx      s sums directions, and z = prox(step(z_0, s, 1, 1)). K times, on two minibatches:
+                  look = prox(step(z_0, s + eta_l G_i(z; xi), 1, 1));  s <- s + eta_l G_i(look; xi')
                   s_{t+1} = s_t + eta_g (mean_i s_i - s_t)
 
-FeDualEx's paper gives out the mean of all points looked at; here, as everywhere, z is the last.
+z is the prox of a problem's penalties, by the length of all steps so far; without any, a projection. The
+paper gives out the mean of all points looked at; here, as everywhere, z is the last.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
 
 from fedsaddle.algorithms.cdma import plain_walk
 from fedsaddle.core import (
@@ -115,15 +118,22 @@ class Climb(NamedTuple):
 
     z: Pair
     s: Pair
+    by: Tensor  # the length of all steps so far
 
 
 @dataclass(frozen=True)
 class FeDualEx:
     """FeDualEx: extragradient steps on a sum of directions, which is what is averaged."""
 
+    proximal: ClassVar[bool] = True
+
     eta_l: StepSize
     eta_g: StepSize = 1.0
     K: Count = 10
+
+    def length(self, t: Tensor) -> Tensor:
+        """Of all steps so far: how far a penalty has been followed."""
+        return t * self.eta_g * self.K * self.eta_l
 
     def init(self, z: Pair) -> Dual:
         return Dual(z, z, zeros_like(z))
@@ -133,16 +143,19 @@ class FeDualEx:
 
     def update(self, client: Client, origin: Parameters, s: Gradients) -> Reply:
         def move(at: Climb, xi: object, xi_look: object) -> Climb:
-            look = client.project(step(origin, at.s + self.eta_l * client.grad(at.z, xi), 1.0, 1.0))
+            by = at.by + self.eta_l
+            look = client.prox(step(origin, at.s + self.eta_l * client.grad(at.z, xi), 1.0, 1.0), by)
             s = at.s + self.eta_l * client.grad(look, xi_look)
-            return Climb(step(origin, s, 1.0, 1.0), s)
+            return Climb(client.prox(step(origin, s, 1.0, 1.0), by), s, by)
 
-        z = client.project(step(origin, s, 1.0, 1.0))
-        return Reply({"s": client.normalised(s, client.walk(move, Climb(z, s)).s)})
+        by = self.length(client.t)
+        z = client.prox(step(origin, s, 1.0, 1.0), by)
+        return Reply({"s": client.normalised(s, client.walk(move, Climb(z, s, by)).s)})
 
     def average(self, server: Dual, turn: Turn, s: Gradients) -> Dual:
         s = server.s + self.eta_g * (s - server.s)
-        return Dual(step(server.origin, s, 1.0, 1.0), server.origin, s)
+        z = turn.prox(step(server.origin, s, 1.0, 1.0), self.length(turn.t + 1))
+        return Dual(z, server.origin, s)
 
     def phases(self) -> tuple[Phase, ...]:
         return (Phase("update", self.send, self.update, self.average, steps=self.K, batches=2, partial=True),)

@@ -17,17 +17,15 @@ import torch
 from torch import Tensor
 
 from fedsaddle.algorithms.catalyst import geometric
-from fedsaddle.algorithms.cdma import Point
+from fedsaddle.algorithms.servers import Averaging
 from fedsaddle.core import (
     Client,
     Count,
-    Message,
     Pair,
     Parameters,
     Phase,
     Reply,
     StepSize,
-    Turn,
     step,
     travelled,
     zeros_like,
@@ -35,7 +33,7 @@ from fedsaddle.core import (
 
 
 @dataclass(frozen=True)
-class ProxSkipVIP:
+class ProxSkipVIP(Averaging):
     """ProxSkip-VIP-FL: corrected local steps, which a common coin ends."""
 
     eta_l: StepSize
@@ -44,14 +42,8 @@ class ProxSkipVIP:
     def walk_length(self, chance: float) -> int:
         return geometric(self.K, chance)
 
-    def init(self, z: Pair) -> Point:
-        return Point(z)
-
     def remember(self, z: Pair) -> Pair:
         return both(zeros_like(z), z)
-
-    def send(self, server: Point) -> Message:
-        return {"z": server.z}
 
     def update(self, client: Client, z: Parameters) -> Reply:
         h, last = parted(client.kept)
@@ -62,9 +54,6 @@ class ProxSkipVIP:
 
         end = client.walk(move, z)
         return Reply({"z": end}, keep=both(h, end))
-
-    def average(self, server: Point, turn: Turn, z: Parameters) -> Point:
-        return Point(z)
 
     def phases(self) -> tuple[Phase, ...]:
         return (Phase("update", self.send, self.update, self.average, steps=self.walk_length),)

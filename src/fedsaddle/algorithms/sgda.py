@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedsaddle.algorithms.cdma import Point
+from fedsaddle.algorithms.servers import AtPoint, Averaging, Point
 from fedsaddle.core import (
     Client,
     Count,
@@ -37,17 +37,11 @@ from fedsaddle.core import (
 
 
 @dataclass(frozen=True)
-class ParallelSGDA:
+class ParallelSGDA(AtPoint):
     """Parallel SGDA: one step along the mean of the cohort's full gradients."""
 
     eta: StepSize
     gamma: StepSize
-
-    def init(self, z: Pair) -> Point:
-        return Point(z)
-
-    def send(self, server: Point) -> Message:
-        return {"z": server.z}
 
     def collect(self, client: Client, z: Parameters) -> Reply:
         return Reply({"g": client.full_grad(z)})
@@ -107,17 +101,11 @@ class LocalSGDAPlus:
 
 
 @dataclass(frozen=True)
-class ExtraStep:
+class ExtraStep(Averaging):
     """Extra-Step Local SGD: every local step looks ahead first; K steps draw 2K minibatches."""
 
     eta_l: StepSize
     K: Count = 10
-
-    def init(self, z: Pair) -> Point:
-        return Point(z)
-
-    def send(self, server: Point) -> Message:
-        return {"z": server.z}
 
     def update(self, client: Client, z: Parameters) -> Reply:
         def move(w: Pair, xi: object, xi_ahead: object) -> Pair:
@@ -125,9 +113,6 @@ class ExtraStep:
             return step(w, client.grad(ahead, xi_ahead), self.eta_l, self.eta_l)
 
         return Reply({"z": client.normalised(z, client.walk(move, z))})
-
-    def average(self, server: Point, turn: Turn, z: Parameters) -> Point:
-        return Point(z)
 
     def phases(self) -> tuple[Phase, ...]:
         return (Phase("update", self.send, self.update, self.average, steps=self.K, batches=2, partial=True),)

@@ -1,24 +1,24 @@
 """Gradient tracking: SAGDA (Yang 2022) and FedGDA-GT (Sun & Wei 2022).
 
-    u = mean_i g_i(z_t)
-    SAGDA       d = G_i(z; xi) + u - g_i(z_t);   z_{t+1} = z_t + (eta_g, gamma_g) (mean_i z_i - z_t)
-    FedGDA-GT   d = g_i(z) + u - g_i(z_t);       z_{t+1} = mean_i z_i
+    u = mean_i v_i
+    SAGDA       d = G_i(z; xi) + u - v_i;       z_{t+1} = z_t + (eta_g, gamma_g) (mean_i z_i - z_t)
+    FedGDA-GT   d = g_i(z) + u - v_i;           z_{t+1} = mean_i z_i
 
-SAGDA's clients subtract what they sent, a vector; CDMA-ONE's the gradient on the same minibatch, again. Here
-that vector is a gradient over all rows, computed anew by whoever walks, so that any cohort may; in the paper
-it is of one minibatch, and the cohort is the same. FedGDA-GT makes K passes over all rows in a visit.
+SAGDA's clients subtract what they sent, a vector v_i; CDMA-ONE's the gradient on the same minibatch as each
+step's. In the paper v_i = G_i(z_t; xi_0) on one minibatch, kept until the same client walks. That is
+`SAGDAMinibatch`, which finds it again instead, from the same draws. `SAGDA` and FedGDA-GT have v_i = g_i(z_t)
+over all rows. FedGDA-GT makes K passes over them in a visit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsaddle.algorithms.cdma import Corrected
+from fedsaddle.algorithms.servers import Corrected, Tracking
 from fedsaddle.core import (
     Client,
     Count,
     Gradients,
-    Message,
     Pair,
     Parameters,
     Phase,
@@ -27,12 +27,11 @@ from fedsaddle.core import (
     Turn,
     further,
     step,
-    zeros_like,
 )
 
 
 @dataclass(frozen=True)
-class SAGDA:
+class SAGDA(Tracking):
     """SAGDA: local steps corrected by stored gradients, and server steps."""
 
     eta: StepSize
@@ -41,23 +40,15 @@ class SAGDA:
     gamma_g: StepSize = 1.0
     K: Count = 10
 
-    def init(self, z: Pair) -> Corrected:
-        return Corrected(z, zeros_like(z))
-
-    def send_point(self, server: Corrected) -> Message:
-        return {"z": server.z}
+    def anchor(self, client: Client, z: Pair) -> Pair:
+        """v_i"""
+        return client.full_grad(z)
 
     def collect(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"g": client.full_grad(z)})
-
-    def correct(self, server: Corrected, turn: Turn, g: Gradients) -> Corrected:
-        return server._replace(u=g)
-
-    def send_correction(self, server: Corrected) -> Message:
-        return {"z": server.z, "u": server.u}
+        return Reply({"g": self.anchor(client, z)})
 
     def update(self, client: Client, z: Parameters, u: Gradients) -> Reply:
-        correction = u - client.full_grad(z)
+        correction = u - self.anchor(client, z)
 
         def move(w: Pair, xi: object) -> Pair:
             return step(w, client.grad(w, xi) + correction, self.eta, self.gamma)
@@ -69,32 +60,29 @@ class SAGDA:
 
     def phases(self) -> tuple[Phase, ...]:
         return (
-            Phase("collect", self.send_point, self.collect, self.correct),
+            self.collecting,
             Phase("update", self.send_correction, self.update, self.average, steps=self.K, partial=True),
         )
 
 
 @dataclass(frozen=True)
-class FedGDAGT:
+class SAGDAMinibatch(SAGDA):
+    """SAGDA as it is printed: the stored gradient is that of one minibatch.
+
+    With cohorts "answered", as in the paper, those who walk subtract what they sent. In another cohort they
+    subtract what they would have sent.
+    """
+
+    def anchor(self, client: Client, z: Pair) -> Pair:
+        return client.grad(z, client.sample())
+
+
+@dataclass(frozen=True)
+class FedGDAGT(Tracking):
     """FedGDA-GT: tracked local steps on all rows; one step size for both players."""
 
     eta_l: StepSize
     K: Count = 10
-
-    def init(self, z: Pair) -> Corrected:
-        return Corrected(z, zeros_like(z))
-
-    def send_point(self, server: Corrected) -> Message:
-        return {"z": server.z}
-
-    def collect(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"g": client.full_grad(z)})
-
-    def correct(self, server: Corrected, turn: Turn, g: Gradients) -> Corrected:
-        return server._replace(u=g)
-
-    def send_correction(self, server: Corrected) -> Message:
-        return {"z": server.z, "u": server.u}
 
     def update(self, client: Client, z: Parameters, u: Gradients) -> Reply:
         correction = u - client.full_grad(z)
@@ -109,6 +97,6 @@ class FedGDAGT:
 
     def phases(self) -> tuple[Phase, ...]:
         return (
-            Phase("collect", self.send_point, self.collect, self.correct),
+            self.collecting,
             Phase("update", self.send_correction, self.update, self.average, steps=self.K, partial=True),
         )

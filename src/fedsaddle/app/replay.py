@@ -21,6 +21,7 @@ import torch
 
 from fedsaddle.app.run import SILENT
 from fedsaddle.border.build import load
+from fedsaddle.border.trained import check_history
 from fedsaddle.core import Pair
 from fedsaddle.data.devices import OnDevices
 from fedsaddle.engine import machine
@@ -89,15 +90,8 @@ def replay_run(
     run if they are named, and are what they were. `rows` are the files of all devices, client 0's first, of a
     run whose rows were on them.
     """
-    if not (folder / "checkpoint.json").exists():
-        raise BadInput(f"{folder} is not the folder of a run: it has no checkpoint.json")
+    check_history(folder)
     saved = read_checkpoint(folder)
-    if "sweep" in saved["experiment"]:
-        raise BadInput(
-            f"{folder} is a sweep, and a sweep writes no history; run its best.toml with --history"
-        )
-    if HISTORY not in saved["tables"]:
-        raise BadInput(f"{folder} has no history; run the experiment with --history")
     plan = _plan(folder, saved, engine, device, code, rows)
     data = {
         name: verified(folder / name, own["sha256"], own["length"]) for name, own in saved["tables"].items()

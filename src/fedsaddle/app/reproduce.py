@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from fedsaddle.app.run import PLAINLY, Way
 from fedsaddle.app.sitting import Sitting, resuming
+from fedsaddle.border.slips import exhibits_named
 from fedsaddle.engine.machine import device_named
-from fedsaddle.errors import BadInput, meant, unknown
+from fedsaddle.errors import BadInput
 from fedsaddle.paper.exhibits import EXHIBITS
 from fedsaddle.paper.forms import FULL, Form
 from fedsaddle.paper.hall import hall_of
-from fedsaddle.paper.pace import EVERYTHING
 from fedsaddle.paper.page import write_page
 from fedsaddle.paper.trials import Trial, trials
 from fedsaddle.paper.winners import NothingSurvived, experiment_of_trial
@@ -26,17 +26,6 @@ class Reproduced(NamedTuple):
     page: Path
     told: str
     code: int
-
-
-def exhibits_named(names: Sequence[str]) -> list[str]:
-    """The exhibits that are meant; `all` is every one."""
-    if not names:
-        raise BadInput(f"say what: {EVERYTHING}, or some of {', '.join(EXHIBITS)}")
-    found = list(dict.fromkeys(meant(name, [EVERYTHING, *EXHIBITS]) for name in names))
-    for name in found:
-        if name not in EXHIBITS and name != EVERYTHING:
-            raise unknown("exhibit", name, [EVERYTHING, *EXHIBITS])
-    return list(EXHIBITS) if EVERYTHING in found else found
 
 
 def reproduce(

@@ -67,6 +67,7 @@ PUBLISHED: dict[str, Ranges] = {
 LEFT_OUT = {
     "codasca-release": "the release's departure from the published rule",
     "local-sgda-plus-release": "CDMA-NC under another name",
+    "sagda-minibatch": "for cohorts that answer twice; sagda is the same with a better anchor",
     "afl": "Parallel SGDA under another name",
 }
 

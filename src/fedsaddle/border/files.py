@@ -307,6 +307,13 @@ def _registry(file: str, registry: str) -> Iterator[tuple[str, ast.expr]]:
                     yield ast.literal_eval(key), value
 
 
+def first_words(file: str, kind: str) -> list[str]:
+    """The words that calls of `kind` in a file begin with: the names of what is made there."""
+    calls = [node for part in parsed(file) for node in ast.walk(part) if isinstance(node, ast.Call)]
+    firsts = [call.args[0] for call in calls if ast.unparse(call.func) == kind and call.args]
+    return [one.value for one in firsts if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+
+
 @cache
 def parsed(file: str) -> list[ast.stmt]:
     """A source of this package."""

@@ -120,6 +120,30 @@ def _class(file: str, name: str) -> tuple[ast.ClassDef, str]:
     return ast.ClassDef(name, [], [], [], []), file
 
 
+EVERYTHING = "all"
+
+
+def exhibits_named(names: Sequence[str]) -> list[str]:
+    """The exhibits of the paper that are meant; `all` is every one."""
+    known = [
+        *files.first_words("paper/exhibits.py", "Exhibit"),
+        *files.first_words("paper/trials.py", "Panel"),
+    ]
+    if not names:
+        raise BadInput(f"say what: {EVERYTHING}, or some of {', '.join(known)}")
+    found = list(dict.fromkeys(meant(name, [EVERYTHING, *known]) for name in names))
+    for name in found:
+        if name not in known and name != EVERYTHING:
+            raise unknown("exhibit", name, [EVERYTHING, *known])
+    return known if EVERYTHING in found else found
+
+
+def check_has_grid(sweep: object) -> None:
+    """Refuse a [sweep] that says nothing of what is tried."""
+    if not isinstance(sweep, dict) or not (sweep.get("grid") or sweep.get("settings")):
+        raise BadInput("the experiment has no grid; add a table such as [sweep.grid.cdma-one]")
+
+
 def _decorators(node: ast.ClassDef) -> str:
     return " ".join(map(ast.unparse, node.decorator_list))
 

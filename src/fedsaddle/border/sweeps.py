@@ -12,6 +12,7 @@ from typing import Any, Protocol, Unpack
 import torch
 from torch.utils._pytree import tree_leaves
 
+from fedsaddle.border import slips
 from fedsaddle.border.build import Bench, Wanted, algorithms_named, bench_of, bounds_in, notes_on_effect
 from fedsaddle.border.schema import Beside, Sweep, algorithm_of, check_label, complete, rule_named, sweep_of
 from fedsaddle.engine.course import Prune
@@ -36,6 +37,7 @@ def load_sweep(
 ) -> Plan:
     """A checked sweep: every setting of every algorithm under its own name, as many in a study as can be."""
     bench = bench_of(experiment, wanted)
+    slips.check_has_grid(bench.checked.sweep)
     own = {"by": by, "budget": budget, "halving": halving}
     sweep = sweep_of(bench.checked.sweep | {key: value for key, value in own.items() if value is not None})
     families, steady = _families(bench, sweep, wanted), bounds_in(bench)
@@ -93,8 +95,6 @@ def _families(bench: Bench, sweep: Sweep, wanted: Wanted) -> dict[str, dict[str,
                 raise unknown("algorithm in this experiment", name, among)
     if drawn:
         return {name: {label: tables[label] for label in sweep.settings[name]} for name in chosen}
-    if not sweep.grid:
-        raise BadInput("the experiment has no grid; add a table such as [sweep.grid.cdma-one]")
     return {name: _expanded(name, tables[name], sweep, bench.checked.name) for name in chosen}
 
 

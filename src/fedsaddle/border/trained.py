@@ -1,6 +1,8 @@
-"""Which model of a run is meant, told by its folder. Imports nothing that takes time.
+"""What a run's folder holds: which model is meant, and whether it has a history.
 
-What is read here decides nothing but which name is known: before a model is used, it is held to its hash.
+Imports nothing that takes time.
+
+What is read here decides nothing but which line is said: before anything is used, it is held to its hash.
 """
 
 from __future__ import annotations
@@ -67,21 +69,42 @@ def _told(seeds: list[int]) -> str:
     return ", ".join(map(str, seeds[:20])) + (f" and {len(seeds) - 20} more" if len(seeds) > 20 else "")
 
 
-def _lanes(folder: Path) -> dict[str, dict[str, Any]]:
-    """The models that a checkpoint speaks of, by algorithm and seed."""
+def check_history(folder: Path) -> None:
+    """Refuse to replay what has written no history."""
+    saved = _checkpoint(folder)
+    if "sweep" in saved.get("experiment", {}):
+        raise BadInput(
+            f"{folder} is a sweep, and a sweep writes no history; run its best.toml with --history"
+        )
+    if "history.jsonl" not in saved.get("tables", {}):
+        raise BadInput(f"{folder} has no history; run the experiment with --history")
+
+
+def _checkpoint(folder: Path) -> dict[str, Any]:
     path = folder / "checkpoint.json"
     if not os.path.isfile(path):
         raise BadInput(f"{folder} is not the folder of a run: it has no checkpoint.json")
     try:
         saved = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        saved = None
+    if not isinstance(saved, dict):
+        raise BadInput(f"{path} is damaged: it is not a checkpoint")
+    return saved
+
+
+def _lanes(folder: Path) -> dict[str, dict[str, Any]]:
+    """The models that a checkpoint speaks of, by algorithm and seed."""
+    saved, path = _checkpoint(folder), folder / "checkpoint.json"
+    try:
         lanes = saved.get("models", {}).get("lanes", {})
         for seeds in lanes.values():
             for seed, entry in seeds.items():
                 int(seed), entry["sha256"]
         done, swept = list(saved["done"]), "sweep" in saved["experiment"]
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+    except (ValueError, KeyError, AttributeError, TypeError):
         raise BadInput(f"{path} is damaged: it is not a checkpoint") from None
     if lanes:
         found: dict[str, dict[str, Any]] = lanes

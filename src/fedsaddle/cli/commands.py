@@ -15,6 +15,7 @@ from rich.table import Table
 
 from fedsaddle import __version__
 from fedsaddle.border import files, plugins
+from fedsaddle.border.trained import check_history
 from fedsaddle.cli import keys, models
 from fedsaddle.cli.board import board
 from fedsaddle.cli.doctor import doctor
@@ -157,8 +158,7 @@ def replay(
     """Run a run's history again in the simulator, and say whether it comes to the same."""
     if tolerance is not None and not tolerance >= 0:
         raise BadInput(f"--tolerance must be at least 0, got {tolerance}")
-    if not os.path.exists(run / "checkpoint.json"):
-        raise BadInput(f"{run} is not the folder of a run: it has no checkpoint.json")
+    check_history(run)
     engine = engine_named(engine)
     if os.path.exists(run / "experiment.json"):
         plugins.check_approved(*files.read_tables(str(run / "experiment.json")), code or ())

@@ -163,6 +163,8 @@ class Chosen:
         swept = tables.get("sweep")
         if command == "sweep" and isinstance(swept, dict) and swept.get("settings"):
             known = swept["settings"]
+        if command == "sweep":
+            slips.check_has_grid(swept)
         if isinstance(known, dict):
             for name in self.names:
                 if meant(name, known) not in known:

@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fedsaddle.border.slips import exhibits_named
 from fedsaddle.cli.options import Sittings, flattened, until_asked
 
 
@@ -23,18 +24,18 @@ def reproduce(
     ] = None,
 ) -> None:
     """Run the paper's experiments again, draw its figures and tables, and judge what it says."""
-    from fedsaddle.app.reproduce import exhibits_named
+    place, device = sittings.place("paper"), sittings.on
+    names = [] if sittings.list_ else exhibits_named(exhibits or [])
+
     from fedsaddle.app.reproduce import reproduce as carried_out
     from fedsaddle.app.run import Way
     from fedsaddle.cli.progress import Terminal
     from fedsaddle.paper.forms import FULL, QUICK
 
     screen = Console() if sys.stdout.isatty() else Console(width=120)
-    place, device = sittings.place("paper"), sittings.on
     if sittings.list_:
         _show_estimates(screen, place, sittings.quick, device)
         return
-    names = exhibits_named(exhibits or [])
     words = ["fedsaddle", "reproduce", *(exhibits or [])]
     words += ["--quick"] * sittings.quick + (["--device", device] if device else [])
     for option, given in (("--out", sittings.folder), ("--page", sittings.page)):

@@ -7,7 +7,7 @@ computed. Real arrivals come from elsewhere (`flower.server`), by the same proto
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -85,8 +85,8 @@ def gather(
             delays[lane][invited[lane] == client] = NEVER
         elif phase == number:
             why[lane][client] = reason
-    meeting = []
-    for lane, row in enumerate(zip(invited.tolist(), delays.tolist(), strict=True)):
+
+    def end_of(lane: int, row: tuple[list[int], list[float]]) -> Gathering:
         waits = dict(zip(*row, strict=True))  # by client, in the order of the invitations
         if out and out[lane]:
             waits = {client: wait for client, wait in waits.items() if client not in out[lane]}
@@ -94,25 +94,47 @@ def gather(
             used = set(before[lane].used)
             asked = [client for client in waits if client in used][: study.quorums[number].invite]
             waits = {client: waits[client] for client in asked}
-        own = list(waits)
-        bad = [place for place, client in enumerate(own) if client in why[lane]]
-        seats = seats_of(study, lane, round, number, own)
-        end = study.quorums[number].settle(list(waits.values()), bad, strata_among(study, own), seats)
-        meeting.append(
-            Gathering(
-                own,
-                [own[place] for place in end.accepted],
-                [own[place] for place in end.late],
-                {own[place]: why[lane][own[place]] for place in end.refused},
-                [client for client, wait in waits.items() if wait == NEVER],
-                end.seconds,
-                end.verdict,
-                [client for client, wait in waits.items() if client in twice[lane] and wait < NEVER],
-                end.answered,
-                steps={own[at]: cut[lane][own[at]] for at in end.accepted if own[at] in cut[lane]},
-            )
-        )
-    return meeting
+        return settled(study, lane, round, number, waits, why[lane], twice[lane], cut[lane])
+
+    # Lanes of one seed meet alike at one moment; who is refused or no longer invited is a lane's own.
+    met: dict[Hashable, Gathering] = {}
+    alike: list[Hashable] = list(range(len(study.seeds)))
+    if not (out or refused):
+        earlier = [id(own) for own in before] if before else study.seeds
+        alike = list(zip(study.seeds, clock, earlier, strict=True))
+    for lane, row in enumerate(zip(invited.tolist(), delays.tolist(), strict=True)):
+        if alike[lane] not in met:
+            met[alike[lane]] = end_of(lane, row)
+    return [met[own] for own in alike]
+
+
+def settled(
+    study: Study,
+    lane: int,
+    round: int,
+    number: int,
+    waits: dict[int, float],
+    why: dict[int, str],
+    twice: list[int],
+    cut: dict[int, int],
+) -> Gathering:
+    """How one lane's wait for these clients ends; some answers are bad, doubled or of walks cut short."""
+    own = list(waits)
+    bad = [place for place, client in enumerate(own) if client in why]
+    seats = seats_of(study, lane, round, number, own)
+    end = study.quorums[number].settle(list(waits.values()), bad, strata_among(study, own), seats)
+    return Gathering(
+        own,
+        [own[place] for place in end.accepted],
+        [own[place] for place in end.late],
+        {own[place]: why[own[place]] for place in end.refused},
+        [client for client, wait in waits.items() if wait == NEVER],
+        end.seconds,
+        end.verdict,
+        [client for client, wait in waits.items() if client in twice and wait < NEVER],
+        end.answered,
+        steps={own[at]: cut[own[at]] for at in end.accepted if own[at] in cut},
+    )
 
 
 def seats_of(study: Study, lane: int, round: int, number: int, cohort: list[int]) -> Counter[int] | None:

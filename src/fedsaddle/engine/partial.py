@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from fedsaddle import draws
-from fedsaddle.core import Algorithm
 from fedsaddle.engine.study import Study
-from fedsaddle.errors import BadInput
-from fedsaddle.fleet import NEVER, Quorum
+from fedsaddle.fleet import NEVER
 
 
 def planned_steps(study: Study, round: int, number: int) -> list[int]:
@@ -49,16 +47,3 @@ def steps_by(seconds: float, delays: Tensor, begun: Tensor, planned: Tensor) -> 
     made = torch.where(unfinished, made, planned).to(torch.int64)
     there = torch.where(made < planned, (begun + step).clamp(min=seconds), delays)
     return torch.where(unfinished, there, delays), made
-
-
-def check_partial(algorithm: Algorithm, quorum: Quorum | None) -> None:
-    """Refuse to cut walks short where all of their steps are counted on."""
-    if quorum is None or quorum.partial_work is None:
-        return
-    for phase in algorithm.phases():
-        if phase.length(0.0) and not phase.partial:
-            raise BadInput(
-                f"quorum.partial_work: {type(algorithm).__name__} counts on all steps of a walk (its phase "
-                f"'{phase.name}' is not partial); leave it out, or take a rule that does not, such as "
-                "fed-norm-sgda"
-            )

@@ -6,7 +6,7 @@ These are functions of tensors. Who computes the answers, and where, is an execu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fedsaddle.core import Algorithm, Message, Pair, Turn
 from fedsaddle.engine.gather import drawn_ahead
 from fedsaddle.engine.partial import planned_steps
 from fedsaddle.engine.study import Calls, Lost, PhaseInputs, PhaseResult, Study
-from fedsaddle.engine.visits import Answer, Extent, Task, Visits, projected, untouched
+from fedsaddle.engine.visits import Answer, Extent, Task, Visits, projected, proximal, untouched
 from fedsaddle.errors import BadInput
 from fedsaddle.merges import clipped, weighted
 
@@ -59,6 +59,7 @@ def calls_of(
     def chances(rounds: Tensor, phases: Tensor) -> Tensor:
         return draws.uniform(draws.key(draws.STEPS, study.lane_seeds, rounds, phases), 1).squeeze(-1)
 
+    keys_drawn = drawn_ahead(study, "keys", round, keys)
     lane, place, answers = layout(counts, study.quorums[number].wanted)
     host = Calls(
         lane,
@@ -68,7 +69,8 @@ def calls_of(
         torch.tensor(completed),
         steps,
         drawn_ahead(study, "chances", round, chances)[number],
-        drawn_ahead(study, "keys", round, keys)[number],
+        keys_drawn[number],
+        keys_drawn[0],
         walks,
         mean_steps,
         corrupted(study, round, number, lane, client),
@@ -172,6 +174,7 @@ def visits_of(study: Study, down: Message, calls: Calls, kept: Pair | None) -> V
         "t": calls.t.to(dtype),
         "planned": calls.planned,
         "chance": calls.chance,
+        "first": calls.first,
     }
     key = draws.fold(calls.key[calls.lane], calls.client)
     return Visits(by_lane, calls.lane, calls.client, key, calls.steps, kept)
@@ -184,7 +187,8 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
 
     walks = any(phase.length(0.0) for phase in study.phases)
 
-    def one(algorithm: Algorithm, server: Any, turn: Turn, merged: Message) -> Any:
+    def one(algorithm: Algorithm, server: Any, known: dict[str, Tensor], merged: Message) -> Any:
+        turn = Turn(prox=partial(proximal, study.problem), **known)
         phase = study.steady.warmed(algorithm, turn.t).phases()[number]
         who = f"the merge of phase {phase.name} of {type(algorithm).__name__}"
         with untouched(who, server):
@@ -194,12 +198,12 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
             raise BadInput(f"{who} must give a server as it was: {looks(server)}, not {looks(after)}")
         return after
 
-    turn = Turn(
-        calls.t.to(count.dtype),
-        count / len(study.problem.federation),
-        calls.mean_steps,
-        calls.chance,
-    )
+    known = {
+        "t": calls.t.to(count.dtype),
+        "share": count / len(study.problem.federation),
+        "steps": calls.mean_steps,
+        "chance": calls.chance,
+    }
     clips = bounds(study.merge.clip, study.kinds[number])
     if clips or isinstance(calls.weight, Tensor):
         sent: Message = tree_map(lambda values: values[calls.lane], send(study, server, number))
@@ -207,7 +211,7 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
     if isinstance(calls.weight, Tensor):
         up = weighted(up, sent, calls.weight, study.kinds[number])
     merged = tree_map(lambda answers: study.merge.rule(answers[calls.place], there), up)
-    return study.per_lane(one, server, turn, merged)
+    return study.per_lane(one, server, known, merged)
 
 
 def looks(state: Any) -> str:

@@ -66,6 +66,7 @@ class Calls(NamedTuple):
     planned: Tensor  # (lane,): the local steps of a walk that is not cut short
     chance: Tensor  # (lane,): a draw that all of its clients have in common
     key: Tensor  # (lane,): what all draws of its clients come from
+    first: Tensor  # (lane,): the same of the round's first phase
     steps: Tensor  # (visit,): the local steps that it makes
     mean_steps: Tensor  # (lane,): that of a lane's visits
     corrupt: Tensor  # (visit,): whether its answer is spoilt

@@ -14,11 +14,11 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsaddle import draws
-from fedsaddle.core import Algorithm, Message, Pair, where
+from fedsaddle.core import Algorithm, Message, Pair, Scalar, where
 from fedsaddle.engine.compile.trace import Unrecordable
 from fedsaddle.errors import BadInput, shown
 from fedsaddle.mishaps import told_if_theirs
-from fedsaddle.problem import Batch, Constrained, Federation, Game, Minimax, Problem, name_of
+from fedsaddle.problem import Batch, Composite, Constrained, Federation, Game, Minimax, Problem, name_of
 from fedsaddle.steady import AS_THEY_ARE, Steady
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Visits:
     the visits takes only its part of the memory.
     """
 
-    by_lane: Given  # (lane, ...): hyper, down, t, planned and chance
+    by_lane: Given  # (lane, ...): hyper, down, t, planned, chance and first
     lane: Tensor  # (visit,)
     client: Tensor
     key: Tensor
@@ -72,6 +72,7 @@ class Visits:
         """All that each visit's client is given."""
         given: Given = tree_map(lambda values: values[self.lane], self.by_lane)
         given["key"], given["steps"] = self.key, self.steps
+        given["first"] = draws.fold(given["first"], self.client)
         given["offset"], given["size"] = federation.offsets[self.client], federation.sizes[self.client]
         given["own"] = {name: table[self.client] for name, table in federation.own.items()}
         if self.kept is not None:
@@ -148,6 +149,11 @@ def projected(problem: Problem, state: T) -> T:
     if isinstance(getattr(state, "z", None), Pair):
         return state._replace(z=problem.project(state.z))  # type: ignore[attr-defined,no-any-return]
     raise TypeError(f"nothing to project in a {type(state).__name__}: it is neither a Pair nor has a Pair z")
+
+
+def proximal(problem: Problem, z: Pair, by: Scalar) -> Pair:
+    """The prox of the problem's penalties; of one without, the nearest point that it allows."""
+    return problem.prox(z, by) if isinstance(problem, Composite) else projected(problem, z)
 
 
 @dataclass
@@ -242,6 +248,7 @@ class Oracle:
     size: Tensor  # how many there are
     planned: Tensor  # the local steps of a walk that is not cut short
     chance: Tensor
+    first: Tensor  # the client's key in the round's first phase
     steps: Tensor
     own: dict[str, Tensor]
     kept: Pair | None = None
@@ -260,13 +267,34 @@ class Oracle:
             return slope(z, xi) if known is None else known
 
     def full_grad(self, z: Pair) -> Pair:
+        return self.grad(z, self._all())
+
+    def value(self, z: Pair, xi: Batch) -> Tensor:
+        problem = self.task.problem
+        if not isinstance(problem, Minimax):
+            raise BadInput(f"{name_of(problem)} has no loss, which an algorithm with client.value needs")
+        with told_if_theirs(f"problem {name_of(problem)}"), untouched(name_of(problem), (z, xi.rows)):
+            return _scalar(problem, z, xi)
+
+    def full_value(self, z: Pair) -> Tensor:
+        return self.value(z, self._all())
+
+    def sample(self) -> Batch:
+        rows = draws.batches(self.first, self.size, self.task.batch, self.extent.rows)
+        return self._batch(rows, 0, draws.fold(self.first, 3))
+
+    def _all(self) -> Batch:
+        """All of the client's rows."""
         row = torch.arange(self.extent.rows, device=self.size.device)
         real = row < self.size
         padded, weight = torch.where(real, row, 0), real.to(torch.float64) / self.size
-        return self.grad(z, self._gather(padded, weight, draws.fold(self.key, 2)))
+        return self._gather(padded, weight, draws.fold(self.key, 2))
 
     def project(self, z: Pair) -> Pair:
         return projected(self.task.problem, z)
+
+    def prox(self, z: Pair, by: Scalar) -> Pair:
+        return proximal(self.task.problem, z, by)
 
     def walk(self, move: Callable[..., T], start: T) -> T:
         if self.stage is not None:
@@ -314,18 +342,23 @@ class Oracle:
         steps, per_step, size = self.batch_rows.shape
         count = steps * per_step
         numbers = torch.arange(count, device=self.key.device)
-        return Walk(start, per_step, self._batch(self.batch_rows.reshape(count, size), numbers))
+        return Walk(start, per_step, self._batch(self.batch_rows.reshape(count, size), numbers, self._key))
 
     def _minibatches(self, step: int | Tensor, number: int | Tensor) -> list[Batch]:
         """Those of one step, of which the first has this number."""
         rows = _at(self.batch_rows, step)
-        return [self._batch(own, number + place) for place, own in enumerate(rows)]
+        return [self._batch(own, number + place, self._key) for place, own in enumerate(rows)]
 
-    def _batch(self, rows: Tensor, number: int | Tensor) -> Batch:
-        """A minibatch, or some: their rows, and their numbers in the walk."""
+    @property
+    def _key(self) -> Tensor:
+        """What the draws of a walk's minibatches come from."""
+        return draws.fold(self.key, 1)
+
+    def _batch(self, rows: Tensor, number: int | Tensor, key: Tensor) -> Batch:
+        """A minibatch, or some: their rows, and their numbers among those of a key."""
         size = rows.shape[-1]
         weight = torch.full((size,), 1 / size, dtype=torch.float64, device=self.key.device)
-        return self._gather(rows, weight, draws.fold(draws.fold(self.key, 1), number))
+        return self._gather(rows, weight, draws.fold(key, number))
 
 
 def batch_rows(task: Task, extent: Extent, given: Given) -> Tensor:

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from fedsaddle.border.slips import EVERYTHING
 from fedsaddle.engine.machine import device_named
 from fedsaddle.paper.exhibits import EXHIBITS
 from fedsaddle.paper.forms import FULL, Form
 from fedsaddle.paper.hall import Hall, hall_of
 from fedsaddle.paper.trials import Trial
 from fedsaddle.report.spent import spent_on
-
-EVERYTHING = "all"
-
 
 # Seconds of a command on one H200, over algorithms x seeds x rounds, evaluations included, by the pages of
 # docs/results. Of all but auc-mnist other programs shared the card, so alone it takes no longer.
