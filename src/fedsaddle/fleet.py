@@ -392,10 +392,4 @@ class Trace:
         return NEVER
 
 
-FLEETS = {
-    "paper": Paper,
-    "everybody": Everybody,
-    "dropout": Dropout,
-    "latency": Latency,
-    "trace": Trace,
-}
+FLEETS = {"paper": Paper, "everybody": Everybody, "dropout": Dropout, "latency": Latency, "trace": Trace}
