@@ -14,16 +14,24 @@ from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["fedsaddle.app.deploy", "fedsaddle.cli.tables", "fedsaddle.flower.server", "fedsaddle.flower.link"]
+    [
+        "fedsaddle.app.run",
+        "fedsaddle.cli.tables",
+        "fedsaddle.report",
+        "matplotlib.figure",
+        "fedsaddle.app.deploy",  # Flower, where it is installed
+        "fedsaddle.flower.link",
+    ]
 )
 
 
 class Started:
     """What subprocess.Popen would give, of `fedsaddle WORDS` or of `python SCRIPT.py WORDS`."""
 
-    def __init__(self, words, log: Path):
-        self.args = list(map(str, words))
-        self.process = FORKS.Process(target=_become, args=(self.args, str(log)))
+    def __init__(self, words, log: Path, prelude: str = ""):
+        """What it prints goes to a log; `prelude` is run before anything else."""
+        self.args, self.log = list(map(str, words)), log
+        self.process = FORKS.Process(target=_become, args=(self.args, str(log), prelude))
         self.process.start()
         self.pid = self.process.pid
 
@@ -47,12 +55,13 @@ class Started:
         self.send_signal(signal.SIGKILL)
 
 
-def _become(words: list[str], log: str) -> None:
+def _become(words: list[str], log: str, prelude: str) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(file, stream)
     os.close(file)
     sys.argv = words
+    exec(prelude, {})
     if words[0] == "fedsaddle":
         runpy.run_module("fedsaddle", run_name="__main__")
     else:

@@ -8,7 +8,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
 import tomllib
@@ -28,6 +27,7 @@ from fedsaddle.engine.executors.vectorised import Vectorised
 from fedsaddle.engine.study import Lost
 from fedsaddle.report import read_runs
 from fedsaddle.runs import files
+from started import Started
 
 ARGUMENTS = [
     "run",
@@ -54,16 +54,14 @@ def fedsaddle(*arguments: str, monkeypatch) -> int:
     return 0
 
 
-def start(folder: Path, *more: str, prelude: str = "") -> subprocess.Popen:
-    program = f"import sys\n{prelude}\nfrom fedsaddle.cli import main\nsys.argv[0] = 'fedsaddle'\nmain()"
-    command = [sys.executable, "-c", program, *ARGUMENTS, f"--out={folder}", *more]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+def start(folder: Path, *more: str, prelude: str = "") -> Started:
+    folder.parent.mkdir(exist_ok=True)
+    log = folder.with_name(f"{folder.name}.log")
+    return Started(["fedsaddle", *ARGUMENTS, f"--out={folder}", *more], log, prelude)
 
 
-def finish(process: subprocess.Popen) -> str:
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return err
+def finish(process: Started) -> None:
+    assert process.wait(120) == 0, process.log.read_text()
 
 
 def result(folder: Path) -> dict[str, str]:
@@ -131,10 +129,10 @@ def test_killed_at_random_moments_and_resumed_it_writes_the_same_bytes(whole, tm
         while rows_in(folder) < target and process.poll() is None:
             time.sleep(0.001)
         time.sleep(luck.uniform(0, 0.02))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.kill()
+        ended = process.wait(60)
         unfinished = len(json.loads((folder / "checkpoint.json").read_text())["done"]) < 2
-        kills += process.returncode == -signal.SIGKILL and unfinished
+        kills += ended == -signal.SIGKILL and unfinished
     assert kills >= 3  # the last may come too late on a machine that is busy elsewhere
     finish(start(folder, "--resume"))
     assert result(folder) == result(whole)
@@ -188,8 +186,7 @@ os.fsync, Path.replace = fsync, rename
 def test_killed_in_the_middle_of_writing_it_resumes_with_the_same_bytes(whole, tmp_path, moment, torn):
     folder = tmp_path / "run"
     process = start(folder, prelude=DIE.format(left=moment, torn=bool(torn)))
-    process.communicate(timeout=120)
-    assert process.returncode == -signal.SIGKILL
+    assert process.wait(120) == -signal.SIGKILL
     finish(start(folder, "--resume"))
     assert result(folder) == result(whole)
     assert not list(folder.glob("*.part"))
@@ -202,8 +199,8 @@ def test_asked_to_stop_it_finishes_the_round_and_says_how_to_go_on(whole, tmp_pa
     while not (folder / "rounds.csv").exists() or b"codasca" not in (folder / "rounds.csv").read_bytes():
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    code, err = process.wait(60), process.log.read_text()
+    assert code == 130, err
     assert "--resume" in err
     assert "Traceback" not in err
     finish(start(folder, "--resume"))
@@ -379,8 +376,7 @@ def test_killed_on_the_way_to_more_rounds_it_resumes_with_the_same_bytes(
     process = start(
         folder, "--rounds=20", "--history", "--resume", prelude=DIE.format(left=moment, torn=False)
     )
-    process.communicate(timeout=120)
-    assert process.returncode == -signal.SIGKILL
+    assert process.wait(120) == -signal.SIGKILL
     assert fedsaddle(*rounds(20), f"--out={folder}", "--resume", monkeypatch=monkeypatch) == 0
     assert same_run(folder, twenty)
 
@@ -456,13 +452,9 @@ def test_two_processes_do_not_write_one_run(half, monkeypatch, capsys):
     from filelock import FileLock
 
     with FileLock(half / ".lock"):
-        holder = subprocess.run(
-            [sys.executable, "-m", "fedsaddle", *ARGUMENTS, f"--out={half}", "--resume"],
-            capture_output=True,
-            text=True,
-        )
-    assert holder.returncode == 2
-    assert "in use by another process" in holder.stderr
+        holder = start(half, "--resume")
+        assert holder.wait(60) == 2
+    assert "in use by another process" in holder.log.read_text()
 
 
 def test_a_diverged_lane_is_told_and_the_others_go_on(tmp_path, monkeypatch, capsys):
@@ -552,8 +544,7 @@ def test_deterministic_gives_the_same_bits_twice(tmp_path):
     folders = [tmp_path / "one", tmp_path / "other"]
     for folder in folders:
         words = ["run", "auc-digits", "--algorithm=cdma-ada", "--rounds=2", "--seeds=0-1", "--deterministic"]
-        command = [sys.executable, "-m", "fedsaddle", *words, "--device=cpu", "--quiet", f"--out={folder}"]
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        finish(Started(["fedsaddle", *words, "--device=cpu", "--quiet", f"--out={folder}"], tmp_path / "log"))
     assert result(folders[0]) == result(folders[1])
     assert json.loads((folders[0] / "experiment.json").read_text())["deterministic"] is True
 

@@ -135,6 +135,11 @@ def spelt_out(count: int, dim: int | None, tensor: Tensor) -> Tensor:
 class _Bilinear(torch.autograd.Function):
     """What the three have in common: under vmap each is itself, with more groups."""
 
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        *saved, ctx.grid = inputs
+        ctx.save_for_backward(*saved)
+
     @classmethod
     def mapped(cls, count: int, dims: tuple[int | None, ...], one: Tensor, two: Tensor, grid: Grid) -> Any:
         found = cls.apply(spelt_out(count, dims[0], one), spelt_out(count, dims[1], two), grid)
@@ -161,11 +166,6 @@ class _Convolve(_Bilinear):
             return y.transpose(1, 2)
         y = (_windows(x, grid) @ _flat(w).mT).unflatten(1, (x.shape[1], down, -1))
         return y.permute(0, 1, 4, 2, 3)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, w, ctx.grid = inputs
-        ctx.save_for_backward(x, w)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -210,11 +210,6 @@ class _Spread(_Bilinear):
         return x.permute(0, 1, 4, 2, 3)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        y, w, ctx.grid = inputs
-        ctx.save_for_backward(y, w)
-
-    @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         y, w = ctx.saved_tensors
         by_y, by_w = ctx.needs_input_grad[:2]
@@ -254,7 +249,7 @@ class _Correlate(_Bilinear):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        _, _, ctx.grid = inputs
+        _, _, ctx.grid = inputs  # it has no gradient, and holds nothing for one
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, y: Tensor, grid: Grid) -> Any:

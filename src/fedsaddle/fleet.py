@@ -140,13 +140,14 @@ class Quorum:
         moments = {delay for delay, _ in arrivals}
         if self.deadline is not None:
             moments |= {self.deadline, self.deadline + self.grace}
-        here, moment, verdict, good, free = 0, 0.0, Verdict.ABANDON, list[int](), Counter(seats)
+        here, moment, verdict, good = 0, 0.0, Verdict.ABANDON, list[int]()
+        free = None if seats is None else Counter(seats)
         for moment in sorted(moments):
             while here < len(arrivals) and arrivals[here][0] <= moment:
                 place, here = arrivals[here][1], here + 1
-                if place not in bad and (seats is None or free[strata[place]] > 0):
+                if place not in bad and (free is None or free[strata[place]] > 0):
                     good.append(place)
-                    if seats is not None:
+                    if free is not None:
                         free[strata[place]] -= 1
             never = self.deadline is None and here == len(arrivals)
             verdict = self.verdict(len(good), 0 if never else len(delays) - here, moment)
@@ -391,10 +392,4 @@ class Trace:
         return NEVER
 
 
-FLEETS = {
-    "paper": Paper,
-    "everybody": Everybody,
-    "dropout": Dropout,
-    "latency": Latency,
-    "trace": Trace,
-}
+FLEETS = {"paper": Paper, "everybody": Everybody, "dropout": Dropout, "latency": Latency, "trace": Trace}

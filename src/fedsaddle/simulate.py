@@ -243,12 +243,12 @@ def notes_of(studies: Sequence[Study]) -> list[str]:
     most, rule = max(one.wanted for study in studies for one in study.quorums), one.merge.rule
     if isinstance(rule, TrimmedMean) and rule.trim and not math.floor(most * rule.trim + 1e-9):
         notes.append(f"merge.trim = {rule.trim:g} has no effect: of {most} answers it takes off none")
-    phases = [phase for study in studies for phase in study.algorithm.phases()]
+    phases = [phase for study in studies for phase in study.phases]
     if one.quorum.collect is not None and all(phase.length(0.0) for phase in phases):
         notes.append(f"quorum.collect = {one.quorum.collect} has no effect: all phases take local steps")
     if one.quorum.partial_work is not None and not any(phase.length(0.0) for phase in phases):
         notes.append("quorum.partial_work has no effect: no phase takes local steps")
-    if one.cohorts != "independent" and all(len(study.algorithm.phases()) == 1 for study in studies):
+    if one.cohorts != "independent" and all(len(study.phases) == 1 for study in studies):
         notes.append(f"cohorts = '{one.cohorts}' has no effect: one cohort is invited a round")
     return notes
 

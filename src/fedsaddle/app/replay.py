@@ -154,7 +154,7 @@ def _rules(plan: Plan) -> dict[str, Rules]:
         name: Rules(
             study.quorums,
             len(study.problem.federation),
-            len(study.algorithm.phases()),
+            len(study.phases),
             plan.rounds,
             study.seeds,
         )

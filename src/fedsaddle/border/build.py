@@ -274,7 +274,7 @@ def notes_on_effect(bench: Bench, studies: Mapping[str, Study], wanted: Iterable
         value = getattr(checked, key)
         if none and value != Experiment.model_fields[key].default:
             notes.append(f"{key} = {json.dumps(value)} has no effect: {none}")
-    batches = any(phase.length(0.5) for study in studies.values() for phase in study.algorithm.phases())
+    batches = any(phase.length(0.5) for study in studies.values() for phase in study.phases)
     if "batch" in said and not batches:
         notes.append(f"batch = {checked.batch} has no effect: no minibatch is drawn here")
     rules: dict[str, Any] = {name: study.algorithm for name, study in studies.items()}

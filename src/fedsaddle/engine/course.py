@@ -77,7 +77,7 @@ def _weighed(study: Study) -> list[Postage]:
         blank = study.per_lane(lambda algorithm, z: algorithm.remember(z), lanes.server.z)
     only_first: list[list[int]] = [[0], *([] for _ in study.seeds[1:])]
     result = []
-    for number, phase in enumerate(study.algorithm.phases()):
+    for number, phase in enumerate(study.phases):
         calls, extent = calls_of(study, lanes.completed, 0, number, only_first)
         calls = calls._replace(steps=calls.steps.clamp(max=1))  # one step tells what an answer holds
         down = send(study, lanes.server, number)

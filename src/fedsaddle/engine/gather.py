@@ -170,7 +170,7 @@ def invitations(study: Study, round: int, number: int, out: list[set[int]]) -> T
 
 def drawn_ahead(study: Study, what: str, round: int, draw: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """What is drawn for a round, (phase, lane, ...): with those beside it, which costs no more than one."""
-    phases = len(study.algorithm.phases())
+    phases = len(study.phases)
     span = max(1, SPAN // (len(study.seeds) * phases))
     first = round - round % span
     if study.drawn.get(what, (None,))[0] != first:
@@ -199,7 +199,7 @@ def barred(study: Study, strikes: Sequence[Counter[int]]) -> list[set[int]]:
 def meetings_told(study: Study, history: History, round: int) -> list[Meeting]:
     """All phases of a round as they were. A lane that was no longer there meets nobody."""
     lanes = [history.round(name, seed, round) for name, seed in zip(study.names, study.seeds, strict=True)]
-    phases = len(study.algorithm.phases())
+    phases = len(study.phases)
     padded = [[*own, *[NOBODY] * (phases - len(own))] for own in lanes]
     return [[own[number] for own in padded] for number in range(phases)]
 
@@ -222,7 +222,7 @@ def meet(
         meetings: list[Meeting] = []
         now = list(clock)
         so_far: list[Counter[int]] = [Counter(own) for own in strikes] or [Counter() for _ in study.seeds]
-        for number in range(len(study.algorithm.phases())):
+        for number in range(len(study.phases)):
             before = meetings[-1] if meetings and study.cohorts == "answered" else None
             meeting = gather(study, round, number, now, so_far, refused, before)
             meetings.append(meeting)

@@ -12,7 +12,7 @@ from fedsaddle.fleet import NEVER
 
 def planned_steps(study: Study, round: int, number: int) -> list[int]:
     """The local steps of each lane's visits, if they are not cut short."""
-    phase = study.algorithm.phases()[number]
+    phase = study.phases[number]
     chances = [0.0] * len(study.seeds)
     if phase.varied:
         key = draws.key(draws.STEPS, study.lane_seeds, round, number)

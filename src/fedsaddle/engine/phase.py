@@ -38,20 +38,20 @@ def calls_of(
 
     The walks of some may have been `cut` short, to so many steps: by lane and client.
     """
-    counts = [len(clients) for clients in asked]
+    counts = tuple(len(clients) for clients in asked)
     client = torch.tensor([number for clients in asked for number in clients])
-    planned = planned_steps(study, round, number)
-    by_lane = [[steps] * count for steps, count in zip(planned, counts, strict=True)]
+    planned = tuple(planned_steps(study, round, number))
+    steps, walks, mean_steps = whole_walks(planned, counts)
     if any(cut):
         by_lane = [
-            [own.get(client, steps) for client in clients]
-            for clients, own, steps in zip(asked, cut, planned, strict=True)
+            [own.get(client, whole) for client in clients]
+            for clients, own, whole in zip(asked, cut, planned, strict=True)
         ]
-        if any(n > steps for own, steps in zip(by_lane, planned, strict=True) for n in own):
+        if any(n > whole for own, whole in zip(by_lane, planned, strict=True) for n in own):
             raise BadInput(f"the history of round {round} has a walk of more steps than were asked for")
-    walks = [steps for own in by_lane for steps in own]
-    rows = int(study.problem.federation.sizes[client].max())
-    extent = Extent(max(walks), rows, ragged=min(walks) < max(walks))
+        _, walks, mean_steps = walks_of(planned, by_lane)
+    rows, longest = int(study.problem.federation.sizes[client].max()), int(walks.max())
+    extent = Extent(longest, rows, ragged=int(walks.min()) < longest)
 
     def keys(rounds: Tensor, phases: Tensor) -> Tensor:
         return draws.key(draws.BATCHES, study.lane_seeds, rounds, phases)
@@ -60,25 +60,38 @@ def calls_of(
         return draws.uniform(draws.key(draws.STEPS, study.lane_seeds, rounds, phases), 1).squeeze(-1)
 
     keys_drawn = drawn_ahead(study, "keys", round, keys)
-    lane, place, answers = layout(tuple(counts), study.quorums[number].wanted)
+    lane, place, answers = layout(counts, study.quorums[number].wanted)
     host = Calls(
         lane,
         client,
         place,
         answers,
         torch.tensor(completed),
-        torch.tensor(planned),
+        steps,
         drawn_ahead(study, "chances", round, chances)[number],
         keys_drawn[number],
         keys_drawn[0],
-        torch.tensor(walks),
-        torch.tensor([sum(own) / max(1, len(own)) for own in by_lane], dtype=torch.float64),
+        walks,
+        mean_steps,
         corrupted(study, round, number, lane, client),
     )
     if study.device.type == "cpu":
         return host, extent
     moved: Calls = tree_map(lambda values: values.to(study.device, non_blocking=True), host)
     return moved, extent
+
+
+def walks_of(planned: tuple[int, ...], by_lane: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
+    """The local steps of each lane's whole walks, those of each visit, and each lane's mean."""
+    means = [sum(own) / max(1, len(own)) for own in by_lane]
+    walks = torch.tensor([steps for own in by_lane for steps in own])
+    return torch.tensor(planned), walks, torch.tensor(means, dtype=torch.float64)
+
+
+@lru_cache(maxsize=8)
+def whole_walks(planned: tuple[int, ...], counts: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """The same where no walk is cut short."""
+    return walks_of(planned, [[steps] * count for steps, count in zip(planned, counts, strict=True)])
 
 
 @lru_cache(maxsize=8)
@@ -125,7 +138,7 @@ def conclude(study: Study, number: int, inputs: PhaseInputs, down: Message, answ
     if checks is not None and study.history is None:
         result = result._replace(verdict=judge(up, sent, bounds(checks.norm, study.kinds[number])))
     server = lane_where(calls.answers > 0, merge(study, inputs.server, number, calls, up), inputs.server)
-    if number == len(study.algorithm.phases()) - 1:
+    if number == len(study.phases) - 1:
         finite = torch.isfinite(server.z.x).all(-1) & torch.isfinite(server.z.y).all(-1)
         result = result._replace(finite=finite)
     return result._replace(server=server)
@@ -172,7 +185,7 @@ def merge(study: Study, server: Any, number: int, calls: Calls, up: Message) -> 
     count = calls.answers.to(server.z.x.dtype)
     there = torch.arange(calls.place.shape[1], device=study.device) < calls.answers[:, None]
 
-    walks = any(phase.length(0.0) for phase in study.algorithm.phases())
+    walks = any(phase.length(0.0) for phase in study.phases)
 
     def one(algorithm: Algorithm, server: Any, known: dict[str, Tensor], merged: Message) -> Any:
         turn = Turn(prox=partial(proximal, study.problem), **known)

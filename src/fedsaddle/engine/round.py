@@ -81,7 +81,7 @@ class Ledger:
 
     def enter(self, number: int, meeting: Meeting, refused: Refusals) -> None:
         """Count the messages and the time of one phase. A lane with too few answers abandons the round."""
-        study, phase = self.study, self.study.algorithm.phases()[number].name
+        study, phase = self.study, self.study.phases[number].name
         self.met.append(meeting)
         for lane in which(self.playing):
             end, name, seed = meeting[lane], study.names[lane] if study.names else "", study.seeds[lane]
@@ -131,7 +131,7 @@ def compute(study: Study, lanes: Lanes, ledger: Ledger, arrivals: Arrivals, refu
     meetings = arrivals.known(study, round, ledger.clock, lanes.strikes, refused)
     for number, meeting in enumerate(meetings):  # a lane that will abandon the round is not computed for
         ledger.enter(number, meeting, refused)
-    for number in range(len(study.algorithm.phases())):
+    for number in range(len(study.phases)):
         if number == len(meetings):
             meetings.append(arrivals.wait(study, lanes, round, number, state.server, ledger.playing))
             ledger.enter(number, meetings[number], refused)

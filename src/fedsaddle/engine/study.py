@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedsaddle.checks import Checks
-from fedsaddle.core import Algorithm, Pair, Remembers
+from fedsaddle.core import Algorithm, Pair, Phase, Remembers
 from fedsaddle.data.federated import as_usual
 from fedsaddle.engine.accounting import kinds_up
 from fedsaddle.engine.memory import until_it_fits
@@ -179,18 +179,22 @@ class Study:
         return torch.tensor(self.seeds)
 
     @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """Those of the algorithm."""
+        return self.algorithm.phases()
+
+    @cached_property
     def quorums(self) -> list[Quorum]:
         """That of each phase."""
-        phases = self.algorithm.phases()
-        return [self.quorum if phase.length(0.0) else self.quorum.collecting for phase in phases]
+        return [self.quorum if phase.length(0.0) else self.quorum.collecting for phase in self.phases]
 
     @cached_property
     def kinds(self) -> list[dict[str, str]]:
         """What each name of an answer carries, phase by phase."""
-        return [kinds_up(phase) for phase in self.algorithm.phases()]
+        return [kinds_up(phase) for phase in self.phases]
 
     def task(self, number: int) -> Task:
-        cut = self.quorum.partial_work is not None and self.algorithm.phases()[number].length(0.0) > 0
+        cut = self.quorum.partial_work is not None and self.phases[number].length(0.0) > 0
         return Task(self.problem, self.federation, self.algorithm, number, self.batch, self.steady, cut)
 
     def per_lane(self, rule: Callable[..., Any], *stacked: Any) -> Any:
@@ -233,7 +237,7 @@ def begin(study: Study, memory: bool = True) -> Lanes:
     strikes: list[Counter[int]] = [Counter() for _ in range(n)]
     attendance = None
     if study.merge.weighted:
-        shape = (n, len(study.algorithm.phases()), len(study.problem.federation))
+        shape = (n, len(study.phases), len(study.problem.federation))
         attendance = Attendance(*torch.zeros(2, *shape, dtype=torch.float64))
     return Lanes(server, held, [0] * n, [0.0] * n, posted, [True] * n, strikes, [False] * n, attendance)
 

@@ -142,7 +142,7 @@ class LaneOnDevice:
     @cached_property
     def down(self) -> list[Message]:
         """What the messages of each phase look like."""
-        phases = range(len(self.study.algorithm.phases()))
+        phases = range(len(self.study.phases))
         return [_first(send(self.study, self._fresh.server, number)) for number in phases]
 
     def blank(self, client: int) -> Pair | None:
@@ -253,7 +253,7 @@ def visit(site: Site, records: RecordDict) -> tuple[Header, Message]:
         raise Refused(f"run must be 32 hexadecimal digits, got {run[:40]}")
     check_rows(site.policy, lane.study, phase, down, site.client)
     watch = Stopwatch(real(header, PARTIAL, 0.0, MOST)) if PARTIAL in header else None
-    if watch is not None and not lane.study.algorithm.phases()[phase].partial:
+    if watch is not None and not lane.study.phases[phase].partial:
         raise Refused(f"{algorithm} counts on all steps of a walk")
     site.logbook.enter(site.policy, run, algorithm, seed, round, phase)
 

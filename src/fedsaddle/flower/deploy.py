@@ -85,7 +85,7 @@ def check_keys(server: Serving) -> dict[int, bytes]:
             raise BadInput(
                 "faults are injected in the simulator only: leave [faults] out of what is deployed"
             )
-        if isinstance(study.algorithm, Remembers) and len(study.algorithm.phases()) > 1:
+        if isinstance(study.algorithm, Remembers) and len(study.phases) > 1:
             raise BadInput(f"algorithms.{name}: clients that remember are deployed in one phase only")
         clients, wanted = len(study.problem.federation), max(one.wanted for one in study.quorums)
         strangers = [number for number in public if number >= clients]

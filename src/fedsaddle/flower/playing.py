@@ -118,7 +118,7 @@ class Deployed(Executor):
         for leaf in tree_leaves(after):
             if leaf.is_floating_point() and not _sound(leaf[self.lane]):
                 raise Spoilt(number, "is not finite, or its square would not be")
-        if number < len(study.algorithm.phases()) - 1:
+        if number < len(study.phases) - 1:
             return
         lane = study.names[self.lane], study.seeds[self.lane]
         z = _of(after.z, self.lane)
@@ -137,7 +137,7 @@ class Deployed(Executor):
         if not worst:
             self._borne.add(error.number)
             return
-        phase = self.study.algorithm.phases()[error.number].name
+        phase = self.study.phases[error.number].name
         self._why = f"{phase}: the merge of {len(end.used)} answers {error.why}; {len(worst)} refused"
         for client, why in worst.items():
             self.strike(self.study, client, why)

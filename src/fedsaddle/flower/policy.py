@@ -124,7 +124,7 @@ def asked_for(study: Study, phase: int, down: Message) -> set[str]:
     oracle = _Oracle(next(iter(down.values())))
     client: Any = oracle
     try:
-        study.algorithm.phases()[phase].work(client, **down)
+        study.phases[phase].work(client, **down)
     except Exception:
         return {"minibatches", "full gradient"}
     return oracle.asked

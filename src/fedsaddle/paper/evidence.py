@@ -19,8 +19,7 @@ from fedsaddle.report.spent import NOTHING_SPENT, Spent, is_finished, spent_on
 from fedsaddle.report.statistics import area
 
 # The end is the mean of the last fifth of the rounds: where a run is unsteady, a single evaluation is luck.
-# The last two are areas: means on the way, at equal cost.
-MEASURES = ("final", "best", "floats", "time")
+# By floats and by time: areas, that is means on the way, at equal cost.
 LAST_PART = 0.2
 STUCK = 1e-3  # of its value: who has gained less since a collapse has not come back
 

@@ -8,32 +8,29 @@ class; with a large one the classes count the same.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from fedsaddle import networks
-from fedsaddle.blueprint import Blueprint, Piece
 from fedsaddle.core import Count, Pair
-from fedsaddle.data.datasets import Dataset, scaled
-from fedsaddle.data.devices import Columns, Local, OnDevices
-from fedsaddle.data.federated import chunks, dataset_of, federate, pinned_file, test_rows
+from fedsaddle.data.datasets import scaled
+from fedsaddle.data.devices import Columns, Local
+from fedsaddle.data.federated import chunks, federate, test_rows
 from fedsaddle.data.partition import idle_dials
 from fedsaddle.errors import BadInput, without_effect
 from fedsaddle.metric import Metric
-from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Counts, Detail, Facts, Federation, Measured, client_means
+from fedsaddle.problems.classified import Classified
 from fedsaddle.projections import simplex
 from fedsaddle.ranges import NotNegative, Seed, check
 from fedsaddle.scores import row_deviation
 
 
 @dataclass(frozen=True)
-class Fair(OnDevices, Measured):
+class Fair(Classified, Measured):
     """A classifier that is judged by its worst class."""
 
     dataset: str = "digits"  # a name, or the path of a .csv or .npz file
@@ -60,18 +57,6 @@ class Fair(OnDevices, Measured):
             idle.pop("seed", None)
         return without_effect(self, idle)
 
-    @property
-    def pinned(self) -> dict[str, str]:
-        return pinned_file(self.dataset, self.data)
-
-    @cached_property
-    def data(self) -> Dataset:
-        return dataset_of(self.dataset, self.label, self.sha256, self.partition, self.seed)
-
-    @cached_property
-    def classes(self) -> int:
-        return len(self.data.classes)
-
     @cached_property
     def federation(self) -> Federation:
         held = self._local.rows or federate(self.data, self.partition, self.clients, self.alpha, self.seed)
@@ -85,11 +70,6 @@ class Fair(OnDevices, Measured):
         rows of the class. Then the mean over clients is sum_c y_c L_c, whoever holds which class.
         """
         return held.sizes.repeat_interleave(held.sizes) * clients / count[held.rows["label"]]
-
-    @cached_property
-    def model(self) -> Network:
-        features = math.prod(self.data.inputs.shape[1:])
-        return Network(lambda: networks.mlp(features, self.classes, self.hidden))
 
     def init(self, seed: int) -> Pair:
         """PyTorch's initialisation of the network; all classes weigh the same."""
@@ -164,17 +144,6 @@ class Fair(OnDevices, Measured):
             "Classes": Detail("bars", {**classes, "weight": z.y.tolist()}),
             "Clients": Detail("clients", clients, better="low"),
         }
-
-    @cached_property
-    def blueprint(self) -> Blueprint:
-        """How the network is built, with what comes before and after it."""
-        features = math.prod(self.data.inputs.shape[1:])
-        sizes = {"features": features, "outputs": self.classes, "hidden": self.hidden}
-        return Blueprint({"classifier": Piece("mlp", sizes, "probabilities")}, self.reader)
-
-    def models(self, z: Pair) -> dict[str, nn.Module]:
-        """What gives a row, as it is in a file, the probabilities of its classes."""
-        return self.blueprint.whole({"classifier": self.model.at(z.x)})
 
     def told(self, rows: Columns) -> Counts:
         """What a device tells of its rows."""

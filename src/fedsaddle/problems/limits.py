@@ -129,7 +129,8 @@ class Limits(Tabled):
     def limits(self, count: Tensor) -> tuple[Tensor, Tensor]:
         """M and b, where each kind has so many rows."""
         if self.rule == "neyman-pearson":
-            return count.new_tensor([[0.0, -1.0]]), count.new_tensor([1 - self.limit])
+            last = torch.arange(0, -2, -1, dtype=count.dtype, device=count.device)  # -1 of the second kind
+            return last[None], torch.full_like(last[:1], 1 - self.limit)
         of_class = count.view(-1, 2).sum(0).clamp(min=1).repeat(len(count) // 2)  # (kind,)
         same = torch.eye(2, dtype=count.dtype, device=count.device).repeat(len(count) // 2, len(count) // 2)
         apart = torch.eye(len(count), dtype=count.dtype, device=count.device) - same * (count / of_class)

@@ -20,17 +20,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsaddle import draws, networks
-from fedsaddle.blueprint import Blueprint, Piece
+from fedsaddle import draws
 from fedsaddle.core import Count, Pair, Range
-from fedsaddle.data.datasets import Dataset, scaled
-from fedsaddle.data.devices import Columns, Local, OnDevices
-from fedsaddle.data.federated import chunks, dataset_of, federate, pinned_file, set_aside, test_rows
+from fedsaddle.data.datasets import scaled
+from fedsaddle.data.devices import Columns, Local
+from fedsaddle.data.federated import chunks, federate, set_aside, test_rows
 from fedsaddle.data.partition import idle_dials
 from fedsaddle.errors import BadInput, without_effect
 from fedsaddle.metric import Metric
 from fedsaddle.networks import Network
 from fedsaddle.problem import Batch, Detail, Federation, Measured, client_means
+from fedsaddle.problems.classified import Classified
 from fedsaddle.projections import ball, box
 from fedsaddle.ranges import Above0, CountOr0, NotNegative, Seed, check
 from fedsaddle.scores import row_deviation
@@ -47,7 +47,7 @@ class Worst(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Robust(OnDevices, Measured):
+class Robust(Classified, Measured):
     """A classifier that must bear one perturbation of all its inputs."""
 
     dataset: str = "digits"  # a name, or the path of a .csv or .npz file
@@ -96,35 +96,9 @@ class Robust(OnDevices, Measured):
         return without_effect(self, idle)
 
     @cached_property
-    def data(self) -> Dataset:
-        return dataset_of(self.dataset, self.label, self.sha256, self.partition, self.seed)
-
-    @property
-    def pinned(self) -> dict[str, str]:
-        return pinned_file(self.dataset, self.data)
-
-    @cached_property
     def federation(self) -> Federation:
         dealt = (self.partition, self.clients, self.alpha, self.seed, self.validation_share)
         return self._local.rows or federate(self.data, *dealt)
-
-    @cached_property
-    def features(self) -> int:
-        return math.prod(self.data.inputs.shape[1:])
-
-    @cached_property
-    def model(self) -> Network:
-        return Network(lambda: networks.mlp(self.features, len(self.data.classes), self.hidden))
-
-    @cached_property
-    def blueprint(self) -> Blueprint:
-        """How the network is built, with what comes before and after it."""
-        sizes = {"features": self.features, "outputs": len(self.data.classes), "hidden": self.hidden}
-        return Blueprint({"classifier": Piece("mlp", sizes, "probabilities")}, self.reader)
-
-    def models(self, z: Pair) -> dict[str, nn.Module]:
-        """What gives a row, as it is in a file, the probabilities of its classes."""
-        return self.blueprint.whole({"classifier": self.model.at(z.x)})
 
     def init(self, seed: int) -> Pair:
         """PyTorch's initialisation of the network, and y = 0."""
