@@ -71,8 +71,7 @@ class Visits:
     def given(self, federation: Federation) -> Given:
         """All that each visit's client is given."""
         given: Given = tree_map(lambda values: values[self.lane], self.by_lane)
-        given["key"], given["steps"] = self.key, self.steps
-        given["first"] = draws.fold(given["first"], self.client)
+        given["client"], given["key"], given["steps"] = self.client, self.key, self.steps
         given["offset"], given["size"] = federation.offsets[self.client], federation.sizes[self.client]
         given["own"] = {name: table[self.client] for name, table in federation.own.items()}
         if self.kept is not None:
@@ -248,7 +247,8 @@ class Oracle:
     size: Tensor  # how many there are
     planned: Tensor  # the local steps of a walk that is not cut short
     chance: Tensor
-    first: Tensor  # the client's key in the round's first phase
+    first: Tensor  # its lane's key in the round's first phase
+    client: Tensor
     steps: Tensor
     own: dict[str, Tensor]
     kept: Pair | None = None
@@ -280,8 +280,9 @@ class Oracle:
         return self.value(z, self._all())
 
     def sample(self) -> Batch:
-        rows = draws.batches(self.first, self.size, self.task.batch, self.extent.rows)
-        return self._batch(rows, 0, draws.fold(self.first, 3))
+        key = draws.fold(self.first, self.client)  # here, as most rules never ask
+        rows = draws.batches(key, self.size, self.task.batch, self.extent.rows)
+        return self._batch(rows, 0, draws.fold(key, 3))
 
     def _all(self) -> Batch:
         """All of the client's rows."""
