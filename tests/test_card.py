@@ -1,6 +1,6 @@
 """On a GPU nothing of a phase or an evaluation is left on the CPU, copied there, or looked at.
 
-This needs no GPU.
+This needs no GPU, and is skipped where there is one.
 """
 
 import warnings

@@ -168,7 +168,7 @@ def megabytes(monkeypatch):
     data = made_up((1, 28, 28), rows=8_000)
     monkeypatch.setitem(DATASETS, "mnist", lambda: data)
 
-    def judge(dataset, size, data, device):
+    def judge(dataset, size, data, device, epochs):
         mix = draws.normal(draws.key(draws.PROBLEM, 0, 2), 784, 12).float().to(device)
         return judges.Judge(
             "made up", lambda rows: rows.flatten(1) @ mix, lambda f: torch.softmax(f[:, :10], 1)
