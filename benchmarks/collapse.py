@@ -15,7 +15,6 @@ import math
 import platform
 import shlex
 import statistics
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -26,8 +25,10 @@ from typing import Any, NamedTuple
 import torch
 
 import fedsaddle as fs
+from benchmarks import provenance
 from fedsaddle.border.files import tables_of
 from fedsaddle.report.comparing import holm
+from fedsaddle.report.spent import Spent
 
 COHORTS = ("independent", "invited", "answered")
 SCORINGS = {"release": "ReLU", "softmax": "no ReLU", "sigmoid": "sigmoid"}
@@ -107,9 +108,13 @@ QUESTIONS = [
 # --- measuring -------------------------------------------------------------------------------------------
 
 
+def folder_of(given: argparse.Namespace, cohorts: str, scoring: str) -> Path:
+    return Path(given.runs / f"{given.experiment}-{cohorts}-{scoring}")
+
+
 def measure(given: argparse.Namespace, cohorts: str, scoring: str) -> list[Line]:
     """All seeds of both algorithms in one place, in a run folder that may be there already."""
-    folder = given.runs / f"{given.experiment}-{cohorts}-{scoring}"
+    folder = folder_of(given, cohorts, scoring)
     steps = {f"algorithms.{name}.{key}": value for name, own in STEPS.items() for key, value in own.items()}
     outcome = fs.run(
         given.experiment,
@@ -270,7 +275,7 @@ def table(lines: Sequence[Line]) -> list[str]:
     return found
 
 
-def page(lines: Sequence[Line], given: argparse.Namespace, command: str, machine: str) -> str:
+def page(lines: Sequence[Line], given: argparse.Namespace, command: str, machine: str, spent: Spent) -> str:
     """The page of results."""
     seeds = len({line.seed for line in lines})
     rounds = max((line.rounds for line in lines), default=0)
@@ -295,13 +300,13 @@ def page(lines: Sequence[Line], given: argparse.Namespace, command: str, machine
     parts = [
         f"# Which seeds collapse: cohorts and scorings on `{given.experiment}`",
         "",
-        f"Measured at commit {commit()} by:",
+        f"Measured at commit {provenance.commits(spent, given)} by:",
         "",
         f"    {command}",
         "",
         "CDMA-ONE and CDMA-ADA with the steps that the paper's Table 3 has for AUC on MNIST (K = 12, B = 10, "
-        f"S^ = 8, the paper's fleet), {seeds} seeds, {rounds} rounds. {machine}. All seeds: "
-        f"[{given.name}.csv]({given.name}.csv).",
+        f"S^ = 8, the paper's fleet), {seeds} seeds, {rounds} rounds. {machine}, "
+        f"{spent.seconds:.0f} seconds. All seeds: [{given.name}.csv]({given.name}.csv).",
         f"[Cohorts](../experiments.md#cohorts) are of three kinds. Scorings: {scorings}.",
         "",
         "Fixed before the run, in `benchmarks/collapse.py`: a seed has **collapsed** if after the last round "
@@ -317,14 +322,6 @@ def page(lines: Sequence[Line], given: argparse.Namespace, command: str, machine
     return "\n".join(parts)
 
 
-def commit() -> str:
-    words = ["git", "rev-parse", "--short=7", "HEAD"]
-    try:
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "(unknown: there is no git here)"
-
-
 def write(lines: Sequence[Line], given: argparse.Namespace, command: str) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     with (given.out / f"{given.name}.csv").open("w", newline="") as file:
@@ -336,19 +333,25 @@ def write(lines: Sequence[Line], given: argparse.Namespace, command: str) -> Non
     gpu = torch.device(given.device).type == "cuda"
     machine = torch.cuda.get_device_name() if gpu else f"A CPU ({platform.machine()})"
     told = f"{machine}, torch {torch.__version__.split('+')[0]}, float32"
-    (given.out / f"{given.name}.md").write_text(page(lines, given, command, told))
+    places = dict.fromkeys((line.cohorts, line.scoring) for line in lines)
+    spent = provenance.spent_in(folder_of(given, *place) for place in places)
+    (given.out / f"{given.name}.md").write_text(page(lines, given, command, told, spent))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Which seeds collapse, by cohorts and scoring.")
-    parser.add_argument("--experiment", default="auc-mnist")
-    parser.add_argument("--rounds", type=int, default=LEAST_ROUNDS)
-    parser.add_argument("--seeds", default=f"0-{LEAST_SEEDS - 1}")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--runs", type=Path, default=Path("runs/collapse"), help="where the run folders are")
-    parser.add_argument("--name", default="collapse")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.collapse", description="Which seeds collapse, by cohorts and scoring."
+    )
+    parser.add_argument("--experiment", default="auc-mnist", help="auc-mnist, or auc-digits on a CPU")
+    parser.add_argument("--rounds", type=int, default=LEAST_ROUNDS, help="with fewer nothing is judged")
+    parser.add_argument("--seeds", default=f"0-{LEAST_SEEDS - 1}", help="such as 0-19: of fewer neither")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--runs", type=Path, default=Path("runs/collapse"), help="where runs are, and go on")
+    parser.add_argument("--name", default="collapse", help="of the page and the table that are written")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="where to")
+    provenance.add_commit(parser)
     given = parser.parse_args(arguments)
+    provenance.check_commit(parser, given)
     words = sys.argv[1:] if arguments is None else arguments
     command = shlex.join([".venv/bin/python", "-m", "benchmarks.collapse", *words])
     # Of LeNet alone the release has a ReLU on the outputs: elsewhere its scoring is the one without.

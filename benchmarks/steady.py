@@ -14,7 +14,6 @@ import argparse
 import csv
 import math
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,8 +21,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from benchmarks import provenance
 from fedsaddle.app.run import Way, run
 from fedsaddle.report.reading import Run, read_run
+from fedsaddle.report.spent import Spent
 
 ALGORITHMS = ("cdma-one", "cdma-ada", "cdma-nc")
 BY, TOLD = "validation_auc", "test_auc"
@@ -93,10 +94,14 @@ def lines_of(found: Run, remedy: str, strength: str) -> Iterator[Line]:
             )
 
 
+def folder_of(given: argparse.Namespace, remedy: str, strength: str) -> Path:
+    called = "-".join((remedy + " " + strength).replace(",", "").split())
+    return Path(given.runs / given.experiment / called)
+
+
 def measure(given: argparse.Namespace, remedy: str, strength: str, settings: list[str]) -> list[Line]:
     """All seeds of all algorithms, as far as they are not there already."""
-    called = "-".join((remedy + " " + strength).replace(",", "").split())
-    folder = given.runs / given.experiment / called
+    folder = folder_of(given, remedy, strength)
     run(
         given.experiment,
         Way(folder, resume=(folder / "checkpoint.json").exists(), tensorboard=False),
@@ -149,23 +154,16 @@ def chosen(lines: Sequence[Line], algorithm: str) -> str:
     return f"- {algorithm}: {remedy} {strength}".rstrip() + (f", {settings}" if settings else "")
 
 
-def commit_here() -> str:
-    said = subprocess.run(
-        ["git", "rev-parse", "--short=7", "HEAD"], check=True, capture_output=True, text=True
-    )
-    return said.stdout.strip()
-
-
-def page(lines: Sequence[Line], given: argparse.Namespace, words: Sequence[str], commit: str) -> str:
+def page(lines: Sequence[Line], given: argparse.Namespace, words: Sequence[str], spent: Spent) -> str:
     command = shlex.join(["python", "-m", "benchmarks.steady", *words])
     parts = [
         f"# Remedies for long steps: {given.experiment}",
-        f"Measured at commit {commit} by:",
+        f"Measured at commit {provenance.commits(spent, given)} by:",
         f"    {command}",
         "Of each remedy the strength with the fewest dead seeds is shown, then with the highest mean, both "
         "on validation rows. A seed is dead if its validation AUC ends at chance (0.6), or if it diverged; "
-        "it stays in the means. Intervals are Wilson's. Test rows chose nothing. "
-        f"Each seed of each strength: [{given.name}.csv]({given.name}.csv).",
+        f"it stays in the means. Intervals are Wilson's. Test rows chose nothing. "
+        f"{spent.seconds:.0f} seconds. Each seed of each strength: [{given.name}.csv]({given.name}.csv).",
         *(f"## {name}\n\n{table(lines, name)}" for name in ALGORITHMS),
         "## What validation rows choose\n\n" + "\n".join(chosen(lines, name) for name in ALGORITHMS),
     ]
@@ -173,7 +171,9 @@ def page(lines: Sequence[Line], given: argparse.Namespace, words: Sequence[str],
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Which remedy keeps runs with long steps alive.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.steady", description="Which remedy keeps runs with long steps alive."
+    )
     parser.add_argument("--experiment", default="auc-mnist", help="such as auc-mnist or auc-cifar10")
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--seeds", default="0-19")
@@ -183,22 +183,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", default=None, help="of the files that are written")
     parser.add_argument("--runs", type=Path, default=Path("runs/steady"), help="where runs are, and go on")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    provenance.add_commit(parser)
     words = list(sys.argv[1:] if arguments is None else arguments)
     given = parser.parse_args(words)
+    provenance.check_commit(parser, given)
     given.name = given.name or f"steady-{given.experiment.removeprefix('auc-')}"
     given.out.mkdir(parents=True, exist_ok=True)
     lines: list[Line] = []
-    commit = commit_here()  # now: what is committed while it runs is not what ran
-    for remedy, strengths in REMEDIES.items():
-        for strength, settings in strengths.items():
-            began = time.monotonic()
-            lines += measure(given, remedy, strength, settings)
-            print(f"{remedy} {strength}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    try:
+        for remedy, strengths in REMEDIES.items():
+            for strength, settings in strengths.items():
+                began = time.monotonic()
+                lines += measure(given, remedy, strength, settings)
+                print(f"{remedy} {strength}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        raise SystemExit(130) from None
     with (given.out / f"{given.name}.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Line._fields)
         writer.writerows(line._replace(dead=int(line.dead)) for line in lines)
-    text = page(lines, given, words, commit)
+    spent = provenance.spent_in(
+        folder_of(given, remedy, strength) for remedy, strengths in REMEDIES.items() for strength in strengths
+    )
+    text = page(lines, given, words, spent)
     (given.out / f"{given.name}.md").write_text(text)
     print(text)
 

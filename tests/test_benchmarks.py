@@ -130,6 +130,17 @@ def test_too_few_seeds_or_rounds_are_not_judged():
     assert collapse.is_whole(ended)
 
 
+def test_a_copy_that_git_does_not_know_has_to_be_told_its_commit(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.provenance.here", lambda: {"fedsaddle": "1"})
+    for study in (collapse, steady):
+        with pytest.raises(SystemExit):
+            study.main([f"--out={tmp_path}"])
+        assert "say which, with --commit" in capsys.readouterr().err
+    monkeypatch.setattr(collapse, "measure", lambda *_: [])
+    collapse.main([f"--out={tmp_path}", "--commit=abc1234"])
+    assert "Measured at commit abc1234 by:" in (tmp_path / "collapse.md").read_text()
+
+
 def test_collapse_is_measured_in_little_and_goes_on(tmp_path, monkeypatch, capsys):
     words = ["--experiment=auc-digits", "--rounds=2", "--seeds=0-1", f"--runs={tmp_path / 'runs'}"]
     measure, stopped = collapse.measure, []
@@ -152,6 +163,10 @@ def test_collapse_is_measured_in_little_and_goes_on(tmp_path, monkeypatch, capsy
     page = (tmp_path / "collapse.md").read_text()
     assert "**Nothing is judged**" in page
     assert "2 seeds, 2 rounds" in page
+    (began,) = json.loads(
+        (tmp_path / "runs" / "auc-digits-answered-sigmoid" / "environment.json").read_text()
+    )
+    assert f"Measured at commit {began.get('commit', 'unknown')[:7]}" in page  # of the runs, not of today
 
 
 def test_remedies_are_measured_in_little_and_once(tmp_path, monkeypatch, capsys):
