@@ -246,6 +246,7 @@ BIASED = {
     "momentum-local-sgda": fs.MomentumLocalSGDA(0.05, 0.15, b=0.5, K=5),
     "fedavg-m": fs.FedAvgM(0.05, 0.15, b=0.5, K=5),
     "fgda": fs.FGDA(0.05, 0.15, rho=0.0, K=5),
+    "adafgda": fs.AdaFGDA(0.05, 0.15, rho=0.0, floor=1.0, K=5),
     "fed-norm-sgda": fs.FedNormSGDA(0.05, 0.15, K=5),
     "fed-norm-sgda-plus": fs.FedNormSGDAPlus(0.05, 0.15, K=5),
     "server-eg": fs.ServerEG(0.05, 0.15, K=5),
@@ -292,6 +293,10 @@ def stationarity(rule, rounds):
     everybody = {"fleet": fs.Everybody(), "quorum": fs.Quorum(invite=6), "batch": 1, "seeds": (0,)}
     outcome = fs.simulate(problem, rule, rounds=rounds, evaluate_every=rounds, progress=False, **everybody)
     return outcome.last("stationarity")[0]
+
+
+def test_every_newer_rule_is_exact_or_biased():
+    assert EXACT.keys() | BIASED.keys() | {"drfa", "afl"} == NEWER.keys()  # those two find the worst clients
 
 
 @pytest.mark.parametrize("name", EXACT)
