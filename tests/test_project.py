@@ -182,11 +182,11 @@ def test_the_documented_problem_is_the_shipped_one():
 def momentum(tmp_path, monkeypatch):
     """The worked example of CONTRIBUTING.md, added as it says."""
     (code,) = blocks("CONTRIBUTING.md")
-    path = tmp_path / "momentum.py"
+    path = tmp_path / "server_momentum.py"
     path.write_text(code)
-    spec = importlib.util.spec_from_file_location("momentum", path)
+    spec = importlib.util.spec_from_file_location("server_momentum", path)
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "momentum", module)
+    monkeypatch.setitem(sys.modules, "server_momentum", module)
     spec.loader.exec_module(module)
     assert '"server-momentum": Entry(ServerMomentum, "local steps' in (ROOT / "CONTRIBUTING.md").read_text()
     monkeypatch.setitem(ALGORITHMS, "server-momentum", Entry(module.ServerMomentum, "local steps"))
