@@ -307,6 +307,7 @@ def test_the_page_tells_who_wins_and_with_what(whole):
     floats = [float(row["floats_up"]) for row in rows if row["budget"] == "floats"]
     assert max(floats) / min(floats) < 1.001  # equal it is
     assert sum("trial" in line for line in heard.lines) == 6
+    assert not [line for line in heard.lines if "no effect" in line]  # the file is another algorithm's
     assert "left" in [line for line in heard.lines if "trial" in line][-1]
 
 

@@ -121,6 +121,14 @@ def entered(references: Sequence[str], code: Sequence[Path]) -> list[Entrant]:
     return found
 
 
+def own_code(one: Entrant, code: Sequence[Path]) -> list[Path]:
+    """The file that an algorithm of somebody's own is in; none, of one that ships."""
+    reference = reference_in(one.algorithm)
+    if reference is None or not reference.of_file:
+        return []
+    return [file for file in code if file.resolve() == Path(reference.place)]
+
+
 def board(
     chosen: Pick = Pick(),  # noqa: B008  it is a value
     *,
@@ -150,7 +158,7 @@ def board(
         way,
         resuming(command),
         lambda trial: trial.tables(),
-        tuple(chosen.code),
+        lambda trial: own_code(trial.match.entrant, chosen.code),
         frozenset({ALL_DIVERGED}),
         lambda some: told_left(out, some, draw.matches),
     )

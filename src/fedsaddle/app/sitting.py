@@ -39,7 +39,7 @@ class Sitting(Generic[OneTrial]):
     again: str  # the command that goes on
     # A trial's experiment, once those before it are done; without one there is nothing to run.
     tables: Callable[[OneTrial], Mapping[str, Any] | None]
-    code: Sequence[Path] = ()  # files that experiments may run
+    code: Callable[[OneTrial], Sequence[Path]] = lambda trial: ()  # files that an experiment may run
     passes: frozenset[int] = frozenset()  # codes with which a trial may end and the next begin
     left: Callable[[Sequence[OneTrial]], str] = lambda trials: ""  # how long these will take, in words
 
@@ -94,7 +94,7 @@ class Sitting(Generic[OneTrial]):
             asked=lambda: _or_late(self.way.asked(), end),
         )
         go = sweep if trial.sweeps else run
-        return go(str(file), way, device=self.device, code=self.code).code
+        return go(str(file), way, device=self.device, code=self.code(trial)).code
 
 
 def _or_late(asked: Callable[[], bool], end: float | None) -> Callable[[], bool]:
