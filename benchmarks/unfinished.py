@@ -48,12 +48,13 @@ class Task(NamedTuple):
     gamma: tuple[float, ...]
     batch: int
     K: int
+    every: int = 1  # rounds between looks at the metric, where to look takes longer than to play
 
 
 TASKS = {
     "quadratic": Task("quadratic", "stationarity", 1e-2, 20_000.0, (0.005, 0.01, 0.02), (0.03, 0.12), 5, 10),
     "digits": Task("auc-digits", "test_auc", 0.999, 4_000.0, (0.1, 0.3, 1.0), (0.1, 1.0), 5, 10),
-    "mnist": Task("auc-mnist-small", "test_auc", 0.999, 4_000.0, (0.1, 0.3, 1.0), (0.1, 1.0), 5, 10),
+    "mnist": Task("auc-mnist-small", "test_auc", 0.99, 4_000.0, (0.1, 0.3, 1.0), (0.1, 1.0), 5, 10, every=4),
 }
 RULES = {"fed-norm-sgda": fs.FedNormSGDA, "cdma-one": fs.CDMAONE}
 
@@ -73,7 +74,7 @@ def times(
     study: Study = fs.make_study(problem, rules, seeds=seeds, fleet=fleet, quorum=quorum, batch=task.batch)
     found = torch.full((len(rules) * len(seeds),), math.inf, dtype=torch.float64)
     better = problem.metrics[task.metric].better
-    for stop in course(study, 1_000_000, 1):
+    for stop in course(study, 1_000_000, task.every):
         for row in stop.rows:
             value = row.metrics[task.metric]
             there = value <= task.goal if better == "low" else value >= task.goal
