@@ -339,6 +339,13 @@ def test_links_lead_to_files_of_the_repository(document):
         assert (ROOT / document).parent.joinpath(target).is_file(), target
 
 
+def test_every_page_has_its_place_on_the_site():
+    places = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    assert pages
+    assert [page for page in pages if page not in places] == []
+
+
 def test_the_reference_has_every_public_name():
     named = re.findall(r"^::: fedsaddle\.(?:\w+\.)?(\w+)$", (ROOT / "docs/python.md").read_text(), flags=re.M)
     assert sorted(named) == sorted(fedsaddle.__all__)
