@@ -59,6 +59,16 @@ def test_unfinished_walks_are_measured_in_little(monkeypatch, capsys):
     assert all("| 2 of 2 |" in line for line in lines[4:])
 
 
+def test_a_look_at_all_test_rows_alone_is_the_metric():
+    plan = unfinished.load("auc-digits", algorithms=["cdma-nc"], seeds="0-1", device="cpu")
+    (study,) = plan.studies.values()
+    (stop,) = unfinished.course(study, 0, 1)
+    task = unfinished.TASKS["mnist"]._replace(rows=len(study.problem.test_rows.rows["positive"]))
+    found = unfinished.looked_at(task, study.problem, stop)
+    assert found == pytest.approx({row.lane: row.metrics["test_auc"] for row in stop.rows})
+    study.close()
+
+
 # --- the study of collapse --------------------------------------------------------------------------------
 
 
