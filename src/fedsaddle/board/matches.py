@@ -156,6 +156,10 @@ class BoardTrial:
         return f"{self.match.place}/{'tune' if self.sweeps else 'play'}"
 
     @property
+    def after(self) -> str:
+        return "" if self.sweeps else self.match.trials[0].name
+
+    @property
     def lane_rounds(self) -> float:
         """How many rounds of one lane it has, about."""
         form, task = self.match.form, self.match.task

@@ -38,12 +38,13 @@ def reproduce(
         return
     words = ["fedsaddle", "reproduce", *(exhibits or [])]
     words += ["--quick"] * sittings.quick + (["--device", device] if device else [])
-    for option, given in (("--out", sittings.folder), ("--page", sittings.page)):
+    for option, given in (("--out", sittings.folder), ("--page", sittings.page), ("--jobs", sittings.jobs)):
         words += [] if given is None else [option, str(given)]
     way = Way(show=Terminal(screen, sittings.quiet), asked=until_asked)
     done = carried_out(
         names, out=place, form=QUICK if sittings.quick else FULL, device=device, resume=sittings.resume,
-        minutes=sittings.minutes, page=sittings.page, command=shlex.join(words), way=way,
+        minutes=sittings.minutes, jobs=sittings.at_once, page=sittings.page,
+        command=shlex.join(words), way=way,
     )  # fmt: skip
     print(f"claims   {done.told}\npage     {done.page}")
     raise typer.Exit(done.code)
