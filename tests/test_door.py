@@ -501,6 +501,10 @@ def test_a_superlink_that_fails_is_started_again(fleet):
     database.execute("BEGIN EXCLUSIVE")
     sick, app = descendants(fleet.serve.pid)
     os.kill(app, signal.SIGKILL)
+    # While no ServerApp holds the run's folder, another server does not take the run away.
+    other = fleet.start("other", fleet.command(deploy.free_port(), "--resume"))
+    assert other.wait(60) == 2
+    assert fleet.log("other") == f"error: {fleet.run} is in use by another server\n"
     wait_for(lambda: "the SuperLink does not answer" in fleet.log("server"), 120, [fleet.serve])
     database.execute("ROLLBACK")
     database.close()

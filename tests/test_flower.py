@@ -1073,8 +1073,15 @@ class Fleet:
         self.folder, self.experiment, self.port = folder, experiment, deploy.free_port()
         self.keys, self.run, self.processes = folder / "keys", folder / "run", []
         keys.make(self.keys, nodes)
-        place = ["--keys", self.keys / "server", "--listen", f"127.0.0.1:{self.port}", "--out", self.run]
-        self.serve = self.start("server", ["fedsaddle", "serve", experiment, *place, *more])
+        self.begin(*more)
+
+    def begin(self, *more):
+        """Start the server, perhaps again."""
+        self.serve = self.start("server", self.command(self.port, *more))
+
+    def command(self, port, *more):
+        place = ["--keys", self.keys / "server", "--listen", f"127.0.0.1:{port}", "--out", self.run]
+        return ["fedsaddle", "serve", self.experiment, *place, *more]
 
     def start(self, name, command):
         process = Started(command, self.folder / f"{name}.log")

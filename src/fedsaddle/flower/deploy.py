@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,7 @@ WAITED, CUT_OFF = 5, 6
 DAY = 86_400.0
 SOCKET_NAME = 108  # bytes that the name of a Unix socket must be shorter than
 LITTLE = 1 << 18  # bytes on a disk that is as good as full
+LINGER = 5.0  # seconds that the processes of a server that was killed may still be there
 DRAIN = 30.0  # seconds to wait for answers that are still owed when the last round is over
 
 CarryOn = Callable[[Deployment, bool], int]  # the rounds of a plan, from the start or again, to an exit code
@@ -102,6 +104,19 @@ def check_keys(server: Serving) -> dict[int, bytes]:
     return public
 
 
+def alone_in(folder: Path, taken: str, patience: float = 0.0) -> AbstractContextManager[object]:
+    """Have a folder for this process alone."""
+    try:
+        return FileLock(folder / ".lock").acquire(timeout=patience)
+    except Timeout:
+        raise BadInput(taken) from None
+
+
+def alone(server: Serving) -> AbstractContextManager[object]:
+    """Be the one server of a run: a ServerApp holds its folder, but is not there all the time."""
+    return alone_in(server.room, f"{server.folder} is in use by another server", LINGER)
+
+
 def nothing() -> None:
     pass
 
@@ -117,7 +132,7 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
     resumed = len(entries(server.folder))  # before this, whoever was refused may have been put right
     logging.getLogger("flwr").setLevel(logging.WARNING)
     remind = Reminder(server, tend)
-    with scratch.folder_for("fedsaddle-") as private, asked_to_end() as asked:
+    with alone(server), scratch.folder_for("fedsaddle-") as private, asked_to_end() as asked:
         family, socket, pause, began = Processes(), private / "superlink", Pause(), 0.0
         if len(bytes(socket)) >= SOCKET_NAME:
             raise BadInput(f"{private} is too long a name for a socket: set TMPDIR to a shorter folder")
@@ -321,13 +336,9 @@ def node(site: Site, app: App, address: Address, largest: int) -> None:
 def join(site: Site, address: Address, app: App | None = None) -> int:
     """Run one node until it is asked to end."""
     site.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = FileLock(site.folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise BadInput(f"another node is using {site.folder}; end it, or choose another --folder") from None
-    answer, largest = app or client_app(site), site.prepare()
-    with asked_to_end() as asked:
+    taken = f"another node is using {site.folder}; end it, or choose another --folder"
+    with alone_in(site.folder, taken), asked_to_end() as asked:
+        answer, largest = app or client_app(site), site.prepare()
         family, pause = Processes(), Pause()
         try:
             while not asked():
