@@ -131,7 +131,7 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
     largest = Site(server.plan, 0, server.room).prepare()
     resumed = len(entries(server.folder))  # before this, whoever was refused may have been put right
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    remind = Reminder(server, tend)
+    remind = Reminder(server, [tend])
     with alone(server), scratch.folder_for("fedsaddle-") as private, asked_to_end() as asked:
         family, socket, pause, began = Processes(), private / "superlink", Pause(), 0.0
         if len(bytes(socket)) >= SOCKET_NAME:
@@ -139,8 +139,8 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
         try:
             if server.metrics is not None:
                 listener = metrics.endpoint(server.metrics, status_file(socket), server.keys)
-                family.start("metrics", listener.serve_forever, server.room / "metrics.log")
-                listener.server_close()  # here; the process has its own
+                log = server.room / "metrics.log"
+                remind.also.append(family.keep("metrics", listener.serve_forever, log))
             server.journal.note_if_it_can(
                 "started", clients=sorted(public), listen="{}:{}".format(*server.address)
             )
@@ -297,19 +297,23 @@ def status_file(socket: Path) -> Path:
 
 @dataclass
 class Reminder:
-    """Speaks of certificates that end soon, once a day, beside what else is to be tended."""
+    """Speaks of certificates that end soon or have ended, once a day, beside what else is to be tended."""
 
     server: Serving
-    tend: Callable[[], None]
+    also: list[Callable[[], None]]
     next: float = 0.0
 
     def __call__(self) -> None:
-        self.tend()
+        for tend in self.also:
+            tend()
         if time.monotonic() >= self.next:
             self.next = time.monotonic() + DAY
-            with contextlib.suppress(BadInput):  # one that ends while it is served: devices will say so
-                for line in keys.ending(self.server.keys):
-                    self.server.journal.say(line)
+            try:
+                told = keys.ending(self.server.keys)
+            except BadInput as error:  # it has ended while it is served
+                told = [str(error)]
+            for line in told:
+                self.server.journal.say(line)
 
 
 def run_name(room: Path) -> str:
@@ -370,27 +374,20 @@ def local(server: Serving, clients: list[int]) -> int:
     folder = server.room
     public = f"{server.address[0]}:{server.address[1]}"
     family = Processes()
-    children: dict[int, Child] = {}
-    started: dict[int, float] = {}
     largest = Site(server.plan, clients[0], folder).prepare()
 
-    def start(client: int) -> None:
+    def start(client: int) -> Callable[[], None]:
         site = Site(server.plan, client, folder / f"client-{client}")
         site.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         key, ca = keys.node_key(server.keys.parent / f"node-{client}")
         address, app = Address(public, ca, key), client_app(site)
-        started[client] = time.monotonic()
-        children[client] = family.start(
-            f"client {client}",
-            lambda: node(site, app, address, largest),
-            site.folder / "node.log",
-        )
+        life = partial(node, site, app, address, largest)
+        return family.keep(f"client {client}", life, site.folder / "node.log")
+
+    nodes = [start(client) for client in clients]
 
     def tend() -> None:
-        for client, child in list(children.items()):
-            if not child.alive() and time.monotonic() - started[client] > 2 * AGAIN:
-                start(client)
+        for one in nodes:
+            one()
 
-    for client in clients:
-        start(client)
     return serve(server, tend, family.end)
