@@ -259,7 +259,7 @@ def _server(server: Serving, nodes: dict[int, int], socket: Path, token: str, re
     asked = server.asked()
     grid = PostGrid(socket, token)
     threading.Thread(target=_beat, args=(grid,), daemon=True).start()
-    context, code = grid.begin(), 1
+    code = 1
 
     def work(grid: Grid) -> None:
         nonlocal code
@@ -273,7 +273,7 @@ def _server(server: Serving, nodes: dict[int, int], socket: Path, token: str, re
                 deployment.roll.drain(DRAIN)
 
     try:
-        server_app(work)(grid, context)
+        server_app(work)(grid, grid.begin())
         if code != WAITED:
             grid.complete()
     except (httpx.HTTPError, LinkLost) as error:
