@@ -55,11 +55,17 @@ class Faulty:
         if self.fault == "sleep":
             time.sleep(float(seconds))
         reply = self.app(message, context)
-        if self.fault in ("nan", "shape", "huge", "far"):
+        if self.fault in ("pieces", "header"):
+            more = {f"{n}": n for n in range(10_000)} if self.fault == "pieces" else {"run": "x" * 900_000}
+            return Message(
+                RecordDict({**reply.content, HEADER: ConfigRecord({**header, **more})}), reply_to=message
+            )
+        if self.fault in ("nan", "shape", "huge", "far", "kind"):
             up = self._answer(reply)
             name, own = next(iter(up.items()))
             x = {
                 "nan": torch.full_like(own.x, torch.nan),
+                "kind": own.x.float(),
                 "far": torch.full_like(own.x, 1e300),  # finite
                 "shape": torch.ones(2, dtype=own.x.dtype),
                 "huge": torch.ones(12_500_000, dtype=torch.float64),  # 100 MB
@@ -91,6 +97,8 @@ class Faulty:
         if self.fault == "half":  # of the answer, and then nothing more
             half(line, name)
             return 200
+        if self.fault == "garbage":
+            return line.post(ANSWER + name, b"\xff" * 1000).status_code
         status = self.push(line, name, reply)
         if self.fault == "twice":
             again = self.push(line, name, reply)

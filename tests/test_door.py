@@ -25,7 +25,7 @@ pytest.importorskip("flwr")
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedsaddle.flower import deploy, door, keys, link, post, signing, supervise
+from fedsaddle.flower import deploy, door, keys, link, node, post, signing, supervise
 from fedsaddle.flower.signing import Signature
 from test_flower import NINE, Fleet, descendants, experiment, only, told, wait_for
 
@@ -46,8 +46,8 @@ class Clock:
 @pytest.fixture
 def office():
     one = post.Post(Clock())
-    for node in (1, 2):
-        one.hear_of(node, "first")
+    for number in (1, 2):
+        one.hear_of(number, "first")
     one.send([post.Sent("a", 1, 10.0, [b"x", b"y"]), post.Sent("b", 2, 10.0, [b"z", b"y"])])
     return one
 
@@ -128,6 +128,25 @@ def test_letters_are_written_with_what_they_share_once():
     assert post.read_letters(data) == letters
 
 
+def test_a_device_asks_ever_less_often_and_never_stops(tmp_path, monkeypatch):
+    keys.make(tmp_path, 1)
+    private, ca = keys.node_key(tmp_path / "node-0")
+    line = node.Connection(node.Address("127.0.0.1:1", ca, private), say=(said := []).append)
+    slept = []
+
+    def call():
+        if len(slept) < 100:
+            raise httpx.ConnectError("nobody there")
+        return httpx.Response(200, request=httpx.Request("POST", "https://a/"))
+
+    monkeypatch.setattr(node.time, "sleep", slept.append)
+    assert line.until_done(call).status_code == 200
+    assert slept[0] < 2
+    assert max(slept[50:]) <= 1.3 * node.LONGEST_PAUSE
+    assert min(slept[50:]) >= 0.7 * node.LONGEST_PAUSE >= 60
+    assert [line.split("127.0.0.1:1 ")[1][:7] for line in said] == ["is away", "is ther"]
+
+
 # --- who is let in ------------------------------------------------------------------------------------------
 
 KEY = ec.generate_private_key(keys.CURVE)
@@ -160,7 +179,9 @@ def test_only_a_nodes_paths_are_open(outside):
         *("/v1/fleet/activate-node", "/v1/post/fetch", "/v1/post/fetch/a/b", "/v1/post/"),
     ):
         assert ask(outside, path) == (403, ""), path
-    outside.members = {}
+    outside.post.close()
+    assert ask(outside, FETCH) == (503, "")
+    outside.post.closed, outside.members = False, {}
     assert ask(outside, FETCH) == (503, "")
 
 
@@ -384,7 +405,7 @@ def fleet(tmp_path_factory):
     with Fleet(folder, path, nodes=3) as one:
         resource.prlimit(one.serve.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
         one.join(0)
-        one.join(1)
+        one.revoked = one.join(1)  # by the last test
         one.join(2, ahead=3600.0)
         one.stranger = one.join(3)
         wait_for(lambda: rounds(one) > 2, 300, [one.serve])
@@ -525,9 +546,38 @@ def test_a_superlink_that_fails_is_started_again(fleet):
     database.execute("BEGIN EXCLUSIVE")
     sick, app = descendants(fleet.serve.pid)
     os.kill(app, signal.SIGKILL)
+    # While no ServerApp holds the run's folder, another server does not take the run away.
+    other = fleet.start("other", fleet.command(deploy.free_port(), "--resume"))
+    assert other.wait(60) == 2
+    assert fleet.log("other") == f"error: {fleet.run} is in use by another server\n"
     wait_for(lambda: "the SuperLink does not answer" in fleet.log("server"), 120, [fleet.serve])
     database.execute("ROLLBACK")
     database.close()
     wait_for(lambda: len(descendants(fleet.serve.pid)) == 2 and hub(fleet) != sick, 120, [fleet.serve])
     goes_on(fleet)
+    for path in (fleet.run / "deployment").glob("link.db*"):  # and without its database
+        path.unlink()
+    os.kill(descendants(fleet.serve.pid)[1], signal.SIGKILL)
+    goes_on(fleet)
     assert "Traceback" not in fleet.log("server")
+
+
+def test_what_changed_while_a_server_was_away_counts(fleet):
+    """A renewed certificate, a revoked key, another experiment; and who waited at the door was let go of."""
+    fleet.serve.terminate()
+    assert fleet.serve.wait(60) == 130
+    assert "Traceback" not in link_log(fleet)
+    assert not keys.renew(fleet.keys)
+    keys.revoke(fleet.keys, 1)
+    keys.make(fleet.keys, 3)
+    other = fleet.start("changed", fleet.command(fleet.port, "--resume", "--set", "K=4"))
+    assert other.wait(60) == 2
+    (line,) = fleet.log("changed").splitlines()
+    assert f"error: {fleet.run} was made by another experiment (K was 3, is 4): resume it with" in line
+    fleet.begin("--resume")
+    refused = "does not let this device in: no registered key"
+    wait_for(lambda: refused in fleet.log("client-1"), 60, [fleet.serve])
+    fleet.revoked.terminate()
+    assert fleet.revoked.wait(20) == 0
+    fleet.join(1)
+    goes_on(fleet)

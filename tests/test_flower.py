@@ -1,5 +1,6 @@
 """Deployment over Flower: the parts by themselves, then real processes on loopback, judged by replay."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -1073,8 +1074,15 @@ class Fleet:
         self.folder, self.experiment, self.port = folder, experiment, deploy.free_port()
         self.keys, self.run, self.processes = folder / "keys", folder / "run", []
         keys.make(self.keys, nodes)
-        place = ["--keys", self.keys / "server", "--listen", f"127.0.0.1:{self.port}", "--out", self.run]
-        self.serve = self.start("server", ["fedsaddle", "serve", experiment, *place, *more])
+        self.begin(*more)
+
+    def begin(self, *more):
+        """Start the server, perhaps again."""
+        self.serve = self.start("server", self.command(self.port, *more))
+
+    def command(self, port, *more):
+        place = ["--keys", self.keys / "server", "--listen", f"127.0.0.1:{port}", "--out", self.run]
+        return ["fedsaddle", "serve", self.experiment, *place, *more]
 
     def start(self, name, command):
         process = Started(command, self.folder / f"{name}.log")
@@ -1153,9 +1161,9 @@ def test_local_runs_all_nine_as_the_simulator_does(tmp_path):
 
 FAULTS = {
     0: {"1.0": "raise", "3.0": "huge", "5.0": "die"},
-    1: {"1.1": "nan", "3.1": "twice", "6.1": "die"},
-    2: {"2.0": "shape", "4.0": "sleep:8", "7.0": "sleep:14"},
-    3: {"2.1": "stale", "4.1": "half"},
+    1: {"1.1": "nan", "3.1": "twice", "5.1": "garbage", "6.1": "die"},
+    2: {"2.0": "shape", "4.0": "sleep:8", "5.1": "kind", "7.0": "sleep:14"},
+    3: {"2.1": "stale", "4.1": "half", "6.0": "pieces", "7.1": "header"},
 }
 
 
@@ -1175,6 +1183,10 @@ def test_every_fault_of_a_node_is_borne(tmp_path):
         assert "not finite" in lines[1, 1]["refused"]["1"]
         assert "float64[2]" in lines[2, 0]["refused"]["2"]
         assert "round is 1, expected 2" in lines[2, 1]["refused"]["3"]
+        assert "what came is no message" in lines[5, 1]["refused"]["1"]
+        assert "z.x is float32[3] in 12 bytes, expected float64[3]" in lines[5, 1]["refused"]["2"]
+        assert "it has 10" in lines[6, 0]["refused"]["3"]
+        assert f"run is {'x' * 80}, expected" in lines[7, 1]["refused"]["3"]
         for at, client in {(3, 0): 0, (4, 0): 2, (4, 1): 3, (5, 0): 0, (6, 1): 1, (7, 0): 2}.items():
             assert client not in lines[at]["used"], at  # it never came, or too late
             assert lines[at]["verdict"] == "go"
@@ -1251,6 +1263,33 @@ def test_a_server_that_is_killed_comes_back_to_the_same_bits(tmp_path):
         assert_replays(fleet.run)
 
 
+def test_all_is_killed_at_once_where_walks_are_cut_short(tmp_path):
+    """Strata, weights and unfinished walks; every process of every machine dies, and is started again."""
+    quorum = "4\nenough = 2\nstratified = true\npartial_work = 0.01"
+    text = only(NINE, "cdma-one", "codasca").replace("0.05", "0.001")
+    more = '[merge]\nweights = "inverse_propensity"\n[sampling]\nstrata = [0, 1, 0, 1]\n[algorithms]'
+    text = text.replace("[algorithms]", more)
+    path = experiment(tmp_path, text, rounds=5, K=100, invite=quorum)
+    with Fleet(tmp_path, path) as fleet:
+        nodes, history = [fleet.join(client) for client in range(4)], fleet.run / "history.jsonl"
+        wait_for(lambda: history.exists() and len(told(fleet.run)) > 4, 300, [fleet.serve])
+        every = [one.pid for one in (fleet.serve, *nodes)]
+        every += [pid for one in every for pid in descendants(one)]
+        for pid in every:
+            with contextlib.suppress(ProcessLookupError):  # its parent was first
+                os.kill(pid, signal.SIGKILL)
+        assert gone(every)
+        fleet.begin("--resume")
+        for client in range(4):
+            fleet.join(client)
+        fleet.wait(400)
+        lines = told(fleet.run)
+        assert {line["verdict"] for line in lines} == {"go"}
+        assert {line["algorithm"] for line in lines if line.get("steps")} == {"cdma-one", "codasca"}
+        assert all(sorted(client % 2 for client in line["used"]) == [0, 1] for line in lines)
+        assert_replays(fleet.run)
+
+
 def test_devices_join_with_their_own_files(own, tmp_path):
     """The commands as a person types them, for the last of two algorithms, and Ctrl-C on a node."""
     path, files = own
@@ -1264,6 +1303,8 @@ def test_devices_join_with_their_own_files(own, tmp_path):
         fleet.wait(400)
         assert "3 devices hold 87 rows" in fleet.log("server")
         assert [line["verdict"] for line in told(fleet.run)] == ["go"] * 6
+        # Who waited at its door was let go of when it ended.
+        assert "Traceback" not in (fleet.run / "deployment" / "superlink.log").read_text()
         below = descendants(nodes[0].pid)
         nodes[0].send_signal(signal.SIGINT)
         assert nodes[0].wait(20) == 0

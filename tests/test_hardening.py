@@ -1,11 +1,15 @@
 """A deployment that one device, one file, one full disk or one forgotten date cannot stop."""
 
+import contextlib
 import errno
 import gzip
 import json
 import math
 import os
 import re
+import resource
+import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -32,10 +36,12 @@ from fedsaddle.flower import (
     deploy,
     journal,
     keys,
+    metrics,
     policy,
     roll,
     server,
     store,
+    supervise,
     usual,
     waiting,
     wire,
@@ -388,6 +394,7 @@ def test_a_certificate_that_ends_soon_is_spoken_of_and_one_that_has_is_refused(t
     (told,) = keys.ending(tmp_path / "soon" / "server")
     assert f"in 11 days: fedsaddle keys renew {tmp_path / 'soon'}" in told
     aged(tmp_path / "over", 0)
+    assert any(line.startswith("server.crt  ended ") for line in keys.held(tmp_path / "over"))
     with pytest.raises(BadInput, match=r"server.crt ended on .* fedsaddle keys renew"):
         keys.ending(tmp_path / "over" / "server")
     assert not keys.renew(tmp_path / "over")
@@ -568,15 +575,17 @@ def test_a_device_writes_down_what_it_was_asked(nine, tmp_path):  # noqa: F811
 # --- real processes ----------------------------------------------------------------------------------------
 
 
-def serving(fleet, *more):
-    """Start the server of a fleet again."""
-    place = ["--keys", fleet.keys / "server", "--listen", f"127.0.0.1:{fleet.port}", "--out", fleet.run]
-    command = ["fedsaddle", "serve", fleet.experiment, *place, "--resume", *more]
-    fleet.serve = fleet.start("server", command)
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
 
 
 def test_a_liar_garbage_in_the_database_and_monitoring(tmp_path):
-    """One deployment: a finite answer of 1e300, a server killed, its database spoilt; then all is well."""
+    """One deployment: a finite answer of 1e300, a server killed, its database and its checkpoint spoilt, a
+    device that cannot note its session; then all is well.
+    """
+    (tmp_path / "client-3" / "node").mkdir(parents=True)
     path = experiment(tmp_path, only(NINE, "cdma-nc"), rounds=30, invite="4\nminimum = 2", deadline="20.0")
     with Fleet(tmp_path, path) as fleet:
         fleet.join(0, {f"{n}.0": "far" for n in range(6)})
@@ -592,7 +601,8 @@ def test_a_liar_garbage_in_the_database_and_monitoring(tmp_path):
         for path in database.parent.glob(f"{database.name}*"):  # its log too, which would mend it
             path.write_bytes(b"garbage" * 1000)
         port = deploy.free_port()
-        serving(fleet, "--metrics-port", str(port))
+        flip(fleet.run / "checkpoint.json")
+        fleet.begin("--resume", "--metrics-port", str(port))
         seen = {}
 
         def look():
@@ -613,8 +623,11 @@ def test_a_liar_garbage_in_the_database_and_monitoring(tmp_path):
         lines = told(fleet.run)
         assert sum("times the median" in line["refused"].get("0", "") for line in lines) >= 1
         assert all(0 not in line["used"] for line in lines)
-        assert "is damaged" in fleet.log("server")
-        assert "Traceback" not in fleet.log("server")
+        assert "link.db is damaged" in fleet.log("server")
+        assert "was damaged; the run goes on from the checkpoint before the last" in fleet.log("server")
+        assert "client-3/node cannot be written: Is a directory" in fleet.log("client-3")
+        assert any(3 in line["used"] for line in lines)
+        assert not any("Traceback" in fleet.log(name) for name in ("server", "client-1", "client-3"))
         audit = (fleet.run / "deployment" / "audit.jsonl").read_text()
         assert {json.loads(line)["event"] for line in audit.splitlines()} >= {
             "started",
@@ -623,6 +636,39 @@ def test_a_liar_garbage_in_the_database_and_monitoring(tmp_path):
             "ended",
         }
         assert_replays(fleet.run)
+
+
+def test_monitoring_bears_whoever_asks(tmp_path, monkeypatch):
+    """Half-sent requests without end, a certificate that is just being replaced, its own death."""
+    monkeypatch.setattr(supervise, "SOON", 0.0)
+    keys.make(tmp_path / "keys", 1)
+    status, port = metrics.Status(tmp_path / "status.json"), deploy.free_port()
+    status.write(nodes_registered=4)
+    listener = metrics.endpoint(port, status.path, tmp_path / "keys" / "server")
+
+    def ask(path):
+        return httpx.get(f"http://127.0.0.1:{port}/{path}", timeout=20)
+
+    with listener.socket, contextlib.ExitStack() as opened:
+        family = supervise.Processes()
+        opened.callback(family.end)
+        tend = family.keep("metrics", listener.serve_forever, tmp_path / "metrics.log")
+        (child,) = family.children
+        ask("health")
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (64, 64))
+        for _ in range(3 * metrics.AT_ONCE):
+            line = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+            line.sendall(b"GET /")
+            assert ask("health").status_code == 200
+        tasks = len(list(Path(f"/proc/{child.pid}/task").iterdir()))
+        assert tasks <= metrics.AT_ONCE + 4
+        (tmp_path / "keys" / "server" / "server.crt").unlink()
+        assert ask("metrics").text.startswith("# HELP fedsaddle_up")
+        child.send(signal.SIGKILL)
+        wait_for(lambda: not child.alive(), 20)
+        tend()
+        assert ask("health").status_code == 200
+    assert (tmp_path / "metrics.log").stat().st_size == 0
 
 
 def test_a_full_disk_is_one_line_and_a_pause(nine, tmp_path, monkeypatch, capsys):  # noqa: F811

@@ -39,7 +39,7 @@ def serve(
     address = parse_address(listen, "--listen")
     server = replace(_server(plan, path, keys, address, way), metrics=metrics_port)
     may_join = len(deploy.check_keys(server))
-    _try_folder(plan, path, way)
+    _try_folder(server, way)
     way.show.say(f"listening on {listen}; {may_join} devices may join")
     return Ran(path, deploy.serve(server))
 
@@ -50,15 +50,18 @@ def local(experiment: str, nodes: int, way: Way = PLAINLY, **wanted: Unpack[Want
     plan = load(experiment, **asked)
     path = place(plan, way)
     own = path / "deployment" / "keys"
-    _try_folder(plan, path, way)
-    identities.make(own, nodes)
     server = _server(plan, path, own / "server", ("127.0.0.1", deploy.free_port()), way)
+    _try_folder(server, way)
+    identities.make(own, nodes)
     return Ran(path, deploy.local(server, list(range(nodes))))
 
 
-def _try_folder(plan: Plan, path: Path, way: Way) -> None:
+def _try_folder(server: deploy.Serving, way: Way) -> None:
     """A folder that cannot be used is refused before all is started."""
-    folder = RunFolder(path, plan, way.resume)
+    if server.room.exists():
+        with deploy.alone(server):
+            pass
+    folder = RunFolder(server.folder, server.plan, way.resume)
     if folder.fell_back:
         way.show.say(f"note: {folder.fell_back}")
     folder.close()

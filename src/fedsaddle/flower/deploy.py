@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,7 @@ WAITED, CUT_OFF = 5, 6
 DAY = 86_400.0
 SOCKET_NAME = 108  # bytes that the name of a Unix socket must be shorter than
 LITTLE = 1 << 18  # bytes on a disk that is as good as full
+LINGER = 5.0  # seconds that the processes of a server that was killed may still be there
 DRAIN = 30.0  # seconds to wait for answers that are still owed when the last round is over
 
 CarryOn = Callable[[Deployment, bool], int]  # the rounds of a plan, from the start or again, to an exit code
@@ -102,6 +104,19 @@ def check_keys(server: Serving) -> dict[int, bytes]:
     return public
 
 
+def alone_in(folder: Path, taken: str, patience: float = 0.0) -> AbstractContextManager[object]:
+    """Have a folder for this process alone."""
+    try:
+        return FileLock(folder / ".lock").acquire(timeout=patience)
+    except Timeout:
+        raise BadInput(taken) from None
+
+
+def alone(server: Serving) -> AbstractContextManager[object]:
+    """Be the one server of a run: a ServerApp holds its folder, but is not there all the time."""
+    return alone_in(server.room, f"{server.folder} is in use by another server", LINGER)
+
+
 def nothing() -> None:
     pass
 
@@ -116,16 +131,16 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
     largest = Site(server.plan, 0, server.room).prepare()
     resumed = len(entries(server.folder))  # before this, whoever was refused may have been put right
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    remind = Reminder(server, tend)
-    with scratch.folder_for("fedsaddle-") as private, asked_to_end() as asked:
+    remind = Reminder(server, [tend])
+    with alone(server), scratch.folder_for("fedsaddle-") as private, asked_to_end() as asked:
         family, socket, pause, began = Processes(), private / "superlink", Pause(), 0.0
         if len(bytes(socket)) >= SOCKET_NAME:
             raise BadInput(f"{private} is too long a name for a socket: set TMPDIR to a shorter folder")
         try:
             if server.metrics is not None:
                 listener = metrics.endpoint(server.metrics, status_file(socket), server.keys)
-                family.start("metrics", listener.serve_forever, server.room / "metrics.log")
-                listener.server_close()  # here; the process has its own
+                log = server.room / "metrics.log"
+                remind.also.append(family.keep("metrics", listener.serve_forever, log))
             server.journal.note_if_it_can(
                 "started", clients=sorted(public), listen="{}:{}".format(*server.address)
             )
@@ -244,7 +259,7 @@ def _server(server: Serving, nodes: dict[int, int], socket: Path, token: str, re
     asked = server.asked()
     grid = PostGrid(socket, token)
     threading.Thread(target=_beat, args=(grid,), daemon=True).start()
-    context, code = grid.begin(), 1
+    code = 1
 
     def work(grid: Grid) -> None:
         nonlocal code
@@ -258,7 +273,7 @@ def _server(server: Serving, nodes: dict[int, int], socket: Path, token: str, re
                 deployment.roll.drain(DRAIN)
 
     try:
-        server_app(work)(grid, context)
+        server_app(work)(grid, grid.begin())
         if code != WAITED:
             grid.complete()
     except (httpx.HTTPError, LinkLost) as error:
@@ -282,19 +297,23 @@ def status_file(socket: Path) -> Path:
 
 @dataclass
 class Reminder:
-    """Speaks of certificates that end soon, once a day, beside what else is to be tended."""
+    """Speaks of certificates that end soon or have ended, once a day, beside what else is to be tended."""
 
     server: Serving
-    tend: Callable[[], None]
+    also: list[Callable[[], None]]
     next: float = 0.0
 
     def __call__(self) -> None:
-        self.tend()
+        for tend in self.also:
+            tend()
         if time.monotonic() >= self.next:
             self.next = time.monotonic() + DAY
-            with contextlib.suppress(BadInput):  # one that ends while it is served: devices will say so
-                for line in keys.ending(self.server.keys):
-                    self.server.journal.say(line)
+            try:
+                told = keys.ending(self.server.keys)
+            except BadInput as error:  # it has ended while it is served
+                told = [str(error)]
+            for line in told:
+                self.server.journal.say(line)
 
 
 def run_name(room: Path) -> str:
@@ -321,13 +340,9 @@ def node(site: Site, app: App, address: Address, largest: int) -> None:
 def join(site: Site, address: Address, app: App | None = None) -> int:
     """Run one node until it is asked to end."""
     site.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = FileLock(site.folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise BadInput(f"another node is using {site.folder}; end it, or choose another --folder") from None
-    answer, largest = app or client_app(site), site.prepare()
-    with asked_to_end() as asked:
+    taken = f"another node is using {site.folder}; end it, or choose another --folder"
+    with alone_in(site.folder, taken), asked_to_end() as asked:
+        answer, largest = app or client_app(site), site.prepare()
         family, pause = Processes(), Pause()
         try:
             while not asked():
@@ -359,27 +374,20 @@ def local(server: Serving, clients: list[int]) -> int:
     folder = server.room
     public = f"{server.address[0]}:{server.address[1]}"
     family = Processes()
-    children: dict[int, Child] = {}
-    started: dict[int, float] = {}
     largest = Site(server.plan, clients[0], folder).prepare()
 
-    def start(client: int) -> None:
+    def start(client: int) -> Callable[[], None]:
         site = Site(server.plan, client, folder / f"client-{client}")
         site.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         key, ca = keys.node_key(server.keys.parent / f"node-{client}")
         address, app = Address(public, ca, key), client_app(site)
-        started[client] = time.monotonic()
-        children[client] = family.start(
-            f"client {client}",
-            lambda: node(site, app, address, largest),
-            site.folder / "node.log",
-        )
+        life = partial(node, site, app, address, largest)
+        return family.keep(f"client {client}", life, site.folder / "node.log")
+
+    nodes = [start(client) for client in clients]
 
     def tend() -> None:
-        for client, child in list(children.items()):
-            if not child.alive() and time.monotonic() - started[client] > 2 * AGAIN:
-                start(client)
+        for one in nodes:
+            one()
 
-    for client in clients:
-        start(client)
     return serve(server, tend, family.end)

@@ -292,7 +292,7 @@ class Outside:
         headers, call = scope.get("headers", []), scope.get("path", "").rpartition("/")[0] + "/"
         if scope["type"] != "http" or scope["method"] != "POST" or call not in (HERE, LEAVE, FETCH, ANSWER):
             return None, 403, ""
-        if not self.members:  # yet: a node would be turned away
+        if not self.members or self.post.closed:  # not yet, or no more: a node asks again after a pause
             return None, 503, ""
         member = self.identify(scope["path"], headers, datetime.now(UTC))
         if isinstance(member, str):

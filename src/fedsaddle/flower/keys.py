@@ -226,7 +226,9 @@ def ending(server: Path) -> list[str]:
 def held(folder: Path) -> list[str]:
     """What there is in a folder of keys, a line each."""
     server = folder / "server" if (folder / "server").is_dir() else folder
-    lines = [f"{path.name}  ends {end:%Y-%m-%d}" for path, end in certificates(server).items()]
+    lines, now = [], datetime.now(UTC)
+    for path, end in certificates(server).items():
+        lines.append(f"{path.name}  {'ends' if end > now else 'ended'} {end:%Y-%m-%d}")
     names = certificate_at(server / "server.crt").extensions
     hosts = names.get_extension_for_class(x509.SubjectAlternativeName).value
     lines.append("hosts  " + " ".join(str(host.value) for host in hosts))

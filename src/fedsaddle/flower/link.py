@@ -55,6 +55,18 @@ class Inside:
             await door.say(send, 200, asked(self.outside.post, path, body))
 
 
+class Outer(uvicorn.Server):
+    """The server of the outer door. Before it ends, it lets go of those who wait there."""
+
+    def __init__(self, config: uvicorn.Config, post: Post) -> None:
+        super().__init__(config)
+        self.post = post
+
+    async def shutdown(self, sockets: list[sockets.socket] | None = None) -> None:
+        self.post.close()
+        await super().shutdown(sockets)
+
+
 def listen(
     socket: Path, database: Path, address: tuple[str, int], files: tuple[Path, Path], largest: int
 ) -> None:
@@ -63,14 +75,15 @@ def listen(
     outside = door.Outside(Post(), door.Visitors(door.capacity()), 2 * largest + OVERHEAD)
     config = partial(uvicorn.Config, http="h11", ws="none", log_level="warning", server_header=False)
     inner = uvicorn.Server(config(Inside(flower, outside), uds=str(socket)))
-    outer = uvicorn.Server(
+    outer = Outer(
         config(
             outside,
             lifespan="off",
             h11_max_incomplete_event_size=door.HEADER_BYTES,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=2,
-        )
+        ),
+        outside.post,
     )
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.minimum_version = ssl.TLSVersion.TLSv1_2

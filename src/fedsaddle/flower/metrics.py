@@ -6,7 +6,9 @@ whoever asks, so that it answers while the ServerApp computes, and after it has 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from fedsaddle.errors import BadInput
 from fedsaddle.flower import keys
 from fedsaddle.history import Told
 
+AT_ONCE = 32  # connections
 EVERY = 1.0  # seconds between what is written down
 UNHEARD = 120.0  # seconds after which a silent server is not well; an evaluation may take some time
 
@@ -63,7 +66,26 @@ class Status:
         part.replace(self.path)
 
 
-def endpoint(port: int, status: Path, server: Path) -> ThreadingHTTPServer:
+class Listener(ThreadingHTTPServer):
+    """A few are heard at once. When one more comes, who has been there longest has to go."""
+
+    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", port), handler)
+        self.here: list[socket.socket] = []
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        known = [one for one in self.here if one.fileno() >= 0]
+        for oldest in known[: len(known) - AT_ONCE + 1]:
+            with contextlib.suppress(OSError):  # it has gone by itself
+                oldest.shutdown(socket.SHUT_RDWR)
+        self.here = [*known[-AT_ONCE + 1 :], request]
+        super().process_request(request, client_address)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Who asked has gone: nothing to log."""
+
+
+def endpoint(port: int, status: Path, server: Path) -> Listener:
     """A listener on loopback; the process that it is given to serves for ever."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -92,7 +114,7 @@ def endpoint(port: int, status: Path, server: Path) -> ThreadingHTTPServer:
             pass
 
     try:
-        return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        return Listener(port, Handler)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
         raise BadInput(f"--metrics-port {port} cannot be used on 127.0.0.1: {why}") from None
@@ -106,8 +128,9 @@ def numbers_of(status: Path, server: Path) -> dict[str, float]:
         known = {}
     up = time.time() - known.pop("at", 0.0) < UNHEARD
     found = {"up": float(up), **known}
-    for path, end in keys.certificates(server).items():
-        found[f'certificate_ends_seconds{{file="{path.name}"}}'] = end.timestamp()
+    with contextlib.suppress(BadInput):  # being replaced just now; serve says so if they stay away
+        for path, end in keys.certificates(server).items():
+            found[f'certificate_ends_seconds{{file="{path.name}"}}'] = end.timestamp()
     return found
 
 

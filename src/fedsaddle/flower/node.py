@@ -96,7 +96,9 @@ class Connection:
                 if self.set_clock(response):
                     time.sleep(PAUSE)
                     continue
-                self.tell(f"does not let this device in: {_why(response)}")
+                failing = response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
+                what = "cannot answer" if failing else "does not let this device in"
+                self.tell(f"{what}: {_why(response)}")
             time.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(LONGEST_PAUSE, 1.25 * pause)
 
@@ -189,7 +191,10 @@ def online(line: Connection, memo: Path) -> Iterator[int]:
         before = memo.read_text()
         line.until_done(lambda: line.post(LEAVE + before[:64]))
     node = int(line.until_done(lambda: line.post(HERE + line.session)).text)
-    memo.write_text(line.session)
+    try:
+        memo.write_text(line.session)
+    except OSError as error:  # then its key is believed to be in use for a while after it was killed
+        line.say(f"{memo} cannot be written: {error.strerror}")
     over = threading.Event()
 
     def beat() -> None:

@@ -57,6 +57,7 @@ class Post:
     seen: dict[int, float] = field(default_factory=dict)
     sessions: dict[int, str] = field(default_factory=dict)  # of the nodes that are there
     looking: dict[int, asyncio.Event] = field(default_factory=dict)
+    closed: bool = False  # no look is held open any more
 
     # --- the ServerApp's side ------------------------------------------------------------------------
 
@@ -129,7 +130,7 @@ class Post:
         """Wait a while for a letter to this node, unless its connection is lost."""
         event = self.looking[node] = asyncio.Event()
         letter = self.next(node)
-        if letter is None:
+        if letter is None and not self.closed:
             waiting = asyncio.ensure_future(event.wait())
             await asyncio.wait({waiting, left}, timeout=HOLD, return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
@@ -139,6 +140,12 @@ class Post:
             if left.done():  # and no other look of the same node has come since
                 self.leave(node)
         return letter
+
+    def close(self) -> None:
+        """Let go of whoever looks for a letter."""
+        self.closed = True
+        for event in self.looking.values():
+            event.set()
 
     def expects(self, node: int, name: str) -> float:
         """For how many more seconds an answer of this node is waited for; 0 if none is."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 GRACE = 10.0  # seconds between asking a process to end and ending it
+SOON = 2.0  # seconds before a process that is always to be there is started again
 LOG = 1 << 20  # bytes of a log; then it is put aside, and the one that was put aside before is removed
 
 
@@ -57,6 +58,18 @@ class Processes:
         child = Child(name, pid)
         self.children.append(child)
         return child
+
+    def keep(self, name: str, work: Callable[[], object], log: Path) -> Callable[[], None]:
+        """Start a process that is always to be there: whoever calls this looks whether it still is."""
+        child, began = self.start(name, work, log), time.monotonic()
+
+        def tend() -> None:
+            nonlocal child, began
+            if not child.alive() and time.monotonic() - began > SOON:
+                self.end(child)
+                child, began = self.start(name, work, log), time.monotonic()
+
+        return tend
 
     def end(self, *chosen: Child) -> None:
         """Ask children to end, by default all, and end those that do not."""
