@@ -229,15 +229,15 @@ class HowFar(NamedTuple):
 
 
 def paces(out: Path, matches: Sequence[Match]) -> dict[str, float]:
-    """Seconds a round of one lane of each task, by the trials that have come to their end here."""
+    """Seconds a visit of each task, by the trials that have come to their end here."""
     spent: dict[str, list[float]] = {}
     for match in matches:
         for trial in match.trials:
             if is_finished(out / trial.name):
                 own = spent.setdefault(match.task.name, [0.0, 0.0])
                 own[0] += seconds_of(out / trial.name)
-                own[1] += trial.lane_rounds
-    return {name: seconds / max(rounds, 1.0) for name, (seconds, rounds) in spent.items()}
+                own[1] += trial.visits
+    return {name: seconds / max(visits, 1.0) for name, (seconds, visits) in spent.items()}
 
 
 def left_of(out: Path, trials: Sequence[BoardTrial], pace: dict[str, float]) -> float | None:
@@ -245,7 +245,7 @@ def left_of(out: Path, trials: Sequence[BoardTrial], pace: dict[str, float]) -> 
     left = [trial for trial in trials if not is_finished(out / trial.name)]
     if not all(trial.match.task.name in pace for trial in left):
         return None
-    return sum(trial.lane_rounds * pace[trial.match.task.name] for trial in left)
+    return sum(trial.visits * pace[trial.match.task.name] for trial in left)
 
 
 def told_left(out: Path, trials: Sequence[BoardTrial], matches: Sequence[Match], jobs: int = 1) -> str:
