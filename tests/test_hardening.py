@@ -570,11 +570,11 @@ def test_a_liar_garbage_in_the_database_and_monitoring(tmp_path):
     device that cannot note its session; then all is well.
     """
     (tmp_path / "client-3" / "node").mkdir(parents=True)
-    path = experiment(tmp_path, only(NINE, "cdma-nc"), rounds=30, invite="4\nminimum = 2", deadline="20.0")
+    path = experiment(tmp_path, only(NINE, "cdma-nc"), rounds=32, invite="3\nminimum = 2", deadline="20.0")
     with Fleet(tmp_path, path) as fleet:
-        fleet.join(0, {f"{n}.0": "far" for n in range(6)})
-        fleet.join(1, {"3.0": "mark:3"})
-        fleet.join(2)
+        fleet.join(0, {f"{n}.0": "far" for n in range(32)})
+        fleet.join(1, {f"{n}.0": "mark:3" for n in range(3, 9)})
+        fleet.join(2, {f"{n}.0": "raise" for n in (7, 8, 30)})
         fleet.join(3)
         wait_for(fleet.mark(1).exists, 300, [fleet.serve])
         fleet.serve.kill()
@@ -605,8 +605,14 @@ def test_a_liar_garbage_in_the_database_and_monitoring(tmp_path):
         assert (seen["health"], seen["else"]) == (200, 404)
         fleet.wait(300)
         lines = told(fleet.run)
-        assert sum("times the median" in line["refused"].get("0", "") for line in lines) >= 1
+        # Of three first answers none is known to be too large: the merge is not finite, and abandoned.
+        assert lines[0]["verdict"] == "abandon"
+        assert "times the median" in lines[0]["refused"]["0"]
+        assert "the merge of 3 answers is not finite" in (fleet.run / "events.csv").read_text()
         assert all(0 not in line["used"] for line in lines)
+        assert "client 0 is no longer invited, after 3 refused answers" in fleet.log("server")
+        assert sum("boom" in line["refused"].get("2", "") for line in lines) == 3
+        assert 2 in lines[31]["used"]  # one of its strikes was taken back
         assert "link.db is damaged" in fleet.log("server")
         assert "was damaged; the run goes on from the checkpoint before the last" in fleet.log("server")
         assert "client-3/node cannot be written: Is a directory" in fleet.log("client-3")
@@ -690,10 +696,54 @@ wait $none || test $? = 2
 """
 
 
-@pytest.mark.skipif(
+namespaces = pytest.mark.skipif(
     subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
     reason="no mount namespaces for this user",
 )
+
+
+@namespaces
+def test_disks_that_are_full_for_a_while(tmp_path):
+    program = "import sys, test_hardening; test_hardening.fill_disks(test_hardening.Path(sys.argv[1]))"
+    path = os.pathsep.join([str(ROOT.parent / "src"), str(ROOT)])
+    command = ["unshare", "-rm", sys.executable, "-c", program, tmp_path]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def fill_disks(tmp_path):
+    """The server's, then a device's: a line each, and all goes on where there is room again."""
+    text = only(NINE, "cdma-nc") + "[checks]\nstrikes = 1000\n"
+    path = experiment(tmp_path, text, rounds=60, evaluate_every=60, invite="2\nminimum = 1")
+    places = {name: tmp_path / name for name in ("run", "client-1")}
+    for place in places.values():
+        place.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place], check=True)
+    prelude = "from fedsaddle.app import deploy; deploy.DISK_FULL = 1.0"
+    with Fleet(tmp_path, path, nodes=2, prelude=prelude) as fleet:
+        fleet.join(0)
+        fleet.join(1)
+        history = fleet.run / "history.jsonl"
+        wait_for(lambda: history.exists() and len(told(fleet.run)) > 2, 100, [fleet.serve])
+        for log, place in (("server", fleet.run), ("client-1", places["client-1"])):
+            with contextlib.suppress(OSError), (place / "much").open("wb", buffering=0) as file:
+                while True:
+                    file.write(b"0" * 4096)
+            wait_for(lambda: "No space left on device" in fleet.log(log), 60, [fleet.serve])  # noqa: B023
+            (place / "much").unlink()
+        fleet.wait(300)
+        said = r"Z No space left on device \(.*\); trying again in 1 s, from the last checkpoint"
+        assert re.search(said, fleet.log("server"))
+        lines = told(fleet.run)
+        assert any("No space left" in line["refused"].get("1", "") for line in lines)
+        assert 1 in lines[-1]["used"]
+        assert not any("Traceback" in fleet.log(name) for name in ("server", "client-0", "client-1"))
+        assert_replays(fleet.run)
+
+
+@namespaces
 def test_the_units_folders_are_all_that_must_be_writable():
     """As under ProtectSystem=strict: all is read-only but one folder."""
     with tempfile.TemporaryDirectory(prefix="units-") as place:  # short: names of sockets are
