@@ -426,6 +426,15 @@ def test_a_key_of_another_certificate_is_refused_in_one_line(tmp_path):
         keys.server_files(path.parent)
 
 
+def test_a_key_is_of_one_client(tmp_path):
+    """Else one device would have two seats, and refuse the messages for one of them."""
+    keys.make(tmp_path / "keys", 2)
+    one, other = (tmp_path / "keys" / "server" / "nodes" / f"node-{n}.pub" for n in (0, 1))
+    other.write_bytes(one.read_bytes())
+    with pytest.raises(BadInput, match=r"node-1.pub is the key of another client too"):
+        keys.node_keys(tmp_path / "keys" / "server")
+
+
 def test_private_keys_that_others_can_read_are_refused(tmp_path):
     keys.make(tmp_path / "keys", 1)
     for path, read in (
@@ -679,6 +688,20 @@ def test_a_full_disk_is_one_line_and_a_pause(nine, tmp_path, monkeypatch, capsys
     assert line.endswith(
         "No space left on device (run/checkpoint.json); trying again in 0.2 s, from the last checkpoint"
     )
+
+
+def test_what_may_not_be_written_is_one_line(nine, tmp_path, monkeypatch, capsys):  # noqa: F811
+    """As after somebody was root for once; it may be put right while the server tries again."""
+
+    def foreign(*_):
+        raise PermissionError(errno.EACCES, "Permission denied", "run/audit.jsonl")
+
+    monkeypatch.setattr(app, "carry_out", foreign)
+    asked = app._server(plan_of(nine), tmp_path, tmp_path, ("127.0.0.1", 1), app.PLAINLY)
+    nodes = roll.Roll(None, {}, lambda: False, [].append)
+    assert asked.work(server.Deployment(nodes, plan_of(nine), "0" * 32), True) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("Z error: Permission denied (run/audit.jsonl)")
 
 
 STRICT = """

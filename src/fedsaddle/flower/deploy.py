@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import secrets
 import shutil
 import sys
@@ -276,6 +277,9 @@ def _server(server: Serving, nodes: dict[int, int], socket: Path, token: str, re
         server_app(work)(grid, grid.begin())
         if code != WAITED:
             grid.complete()
+    except BadInput as error:
+        say(f"error: {error}")
+        return BAD_INPUT
     except (httpx.HTTPError, LinkLost) as error:
         say(f"the ServerApp has lost the SuperLink: {str(error).splitlines()[0]}")
         return CUT_OFF
@@ -321,7 +325,10 @@ def run_name(room: Path) -> str:
     path = room / "run"
     if not path.exists():
         write_atomically(path, secrets.token_hex(16).encode())
-    return path.read_text()
+    found = path.read_bytes()
+    if not re.fullmatch(rb"[0-9a-f]{32}", found):
+        raise BadInput(f"{path} is damaged: restore it from a copy, devices know the run by it")
+    return found.decode()
 
 
 # --- nodes ----------------------------------------------------------------------------------------------
