@@ -639,7 +639,7 @@ def test_a_liar_garbage_in_the_database_and_monitoring(tmp_path):
 
 def test_monitoring_bears_whoever_asks(tmp_path, monkeypatch):
     """Half-sent requests without end, a certificate that is just being replaced, its own death."""
-    monkeypatch.setattr(supervise, "SOON", 0.0)
+    monkeypatch.setattr(supervise, "REVIVE", 0.0)
     keys.make(tmp_path / "keys", 1)
     status, port = metrics.Status(tmp_path / "status.json"), deploy.free_port()
     status.write(nodes_registered=4)
@@ -655,12 +655,12 @@ def test_monitoring_bears_whoever_asks(tmp_path, monkeypatch):
         (child,) = family.children
         ask("health")
         resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (64, 64))
-        for _ in range(3 * metrics.AT_ONCE):
+        for _ in range(3 * metrics.CALLERS):
             line = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
             line.sendall(b"GET /")
             assert ask("health").status_code == 200
         tasks = len(list(Path(f"/proc/{child.pid}/task").iterdir()))
-        assert tasks <= metrics.AT_ONCE + 4
+        assert tasks <= metrics.CALLERS + 4
         (tmp_path / "keys" / "server" / "server.crt").unlink()
         assert ask("metrics").text.startswith("# HELP fedsaddle_up")
         child.send(signal.SIGKILL)

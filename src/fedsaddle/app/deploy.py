@@ -58,7 +58,7 @@ def local(experiment: str, nodes: int, way: Way = PLAINLY, **wanted: Unpack[Want
 def _try_folder(server: deploy.Serving, way: Way) -> None:
     """A folder that cannot be used is refused before all is started."""
     if server.room.exists():
-        with deploy.alone(server):
+        with deploy.sole_server(server):
             pass
     folder = RunFolder(server.folder, server.plan, way.resume)
     if folder.fell_back:

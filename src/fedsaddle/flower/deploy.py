@@ -113,7 +113,7 @@ def alone_in(folder: Path, taken: str, patience: float = 0.0) -> AbstractContext
         raise BadInput(taken) from None
 
 
-def alone(server: Serving) -> AbstractContextManager[object]:
+def sole_server(server: Serving) -> AbstractContextManager[object]:
     """Be the one server of a run: a ServerApp holds its folder, but is not there all the time."""
     return alone_in(server.room, f"{server.folder} is in use by another server", LINGER)
 
@@ -133,7 +133,7 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
     resumed = len(entries(server.folder))  # before this, whoever was refused may have been put right
     logging.getLogger("flwr").setLevel(logging.WARNING)
     remind = Reminder(server, [tend])
-    with alone(server), scratch.folder_for("fedsaddle-") as private, asked_to_end() as asked:
+    with sole_server(server), scratch.folder_for("fedsaddle-") as private, asked_to_end() as asked:
         family, socket, pause, began = Processes(), private / "superlink", Pause(), 0.0
         if len(bytes(socket)) >= SOCKET_NAME:
             raise BadInput(f"{private} is too long a name for a socket: set TMPDIR to a shorter folder")

@@ -242,7 +242,7 @@ def held(folder: Path) -> list[str]:
 
 def node_keys(folder: Path) -> dict[int, bytes]:
     """The public keys that may join, by the number of their client, as Flower wants them."""
-    found = {}
+    found: dict[int, bytes] = {}
     for path in sorted((folder / "nodes").glob("node-*.pub")):
         match = re.fullmatch(r"node-(\d{1,6})\.pub", path.name)
         if not match:
