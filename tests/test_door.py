@@ -581,3 +581,15 @@ def test_what_changed_while_a_server_was_away_counts(fleet):
     assert fleet.revoked.wait(20) == 0
     fleet.join(1)
     goes_on(fleet)
+
+
+def test_a_history_that_somebody_has_changed_ends_a_server_in_one_line(fleet):
+    """It says whose memory counts: nobody goes on from that."""
+    path = fleet.run / "history.jsonl"
+    with path.open("r+b") as file:
+        file.write(b"[")
+    os.kill(descendants(fleet.serve.pid)[1], signal.SIGKILL)
+    assert fleet.serve.wait(60) == 2
+    last = fleet.log("server").splitlines()[-1]
+    assert f"Z error: {path} is damaged: its checksum does not match" in last
+    assert "Traceback" not in fleet.log("server")

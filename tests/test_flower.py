@@ -1070,7 +1070,8 @@ def wait_for(what, seconds, processes=()):
 class Fleet:
     """A server and nodes as a person starts them, each a process of its own."""
 
-    def __init__(self, folder, experiment, nodes=4, more=()):
+    def __init__(self, folder, experiment, nodes=4, more=(), prelude=""):
+        self.prelude = prelude  # what every process runs before anything else
         self.folder, self.experiment, self.port = folder, experiment, deploy.free_port()
         self.keys, self.run, self.processes = folder / "keys", folder / "run", []
         keys.make(self.keys, nodes)
@@ -1085,7 +1086,7 @@ class Fleet:
         return ["fedsaddle", "serve", self.experiment, *place, *more]
 
     def start(self, name, command):
-        process = Started(command, self.folder / f"{name}.log")
+        process = Started(command, self.folder / f"{name}.log", self.prelude)
         self.processes.append(process)
         return process
 
@@ -1258,6 +1259,9 @@ def test_a_server_that_is_killed_comes_back_to_the_same_bits(tmp_path):
         said = fleet.log("server")
         assert "the ServerApp has ended (signal 9)" in said
         assert "the SuperLink has ended; starting it again" in said
+        stamped = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ the server at \S+ "
+        for what in ("is away: .*; trying again, every 120 s at last$", "is there again$"):
+            assert re.search(stamped + what, fleet.log("client-2"), re.M), what
         simulated(plan_of(path), tmp_path / "sim")
         assert_same_end(fleet.run, tmp_path / "sim")
         assert_replays(fleet.run)
@@ -1299,10 +1303,15 @@ def test_devices_join_with_their_own_files(own, tmp_path):
         for client, file in enumerate(files):
             place = ["--server", f"localhost:{fleet.port}", "--key", fleet.keys / f"node-{client}"]
             command = ["fedsaddle", "join", path, *place, "--data", file]
+            command += ["--most-visits", 4] if client == 2 else []
             nodes.append(fleet.start(f"client-{client}", command))
         fleet.wait(400)
         assert "3 devices hold 87 rows" in fleet.log("server")
         assert [line["verdict"] for line in told(fleet.run)] == ["go"] * 6
+        assert ["2" in line["refused"] for line in told(fleet.run)] == [False] * 4 + [True] * 2
+        why = "policy: this device has answered 4 visits, and may no more"
+        assert f"not answered: Refused: {why}" in fleet.log("client-2")
+        assert f"client 2 is refused: it failed: Refused: {why}" in fleet.log("server")
         # Who waited at its door was let go of when it ended.
         assert "Traceback" not in (fleet.run / "deployment" / "superlink.log").read_text()
         below = descendants(nodes[0].pid)

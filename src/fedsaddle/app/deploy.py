@@ -11,7 +11,6 @@ from fedsaddle.app.run import PLAINLY, SILENT, Ran, Show, Way, carry_out, place
 from fedsaddle.border.build import Wanted, load
 from fedsaddle.border.files import parse_address
 from fedsaddle.errors import BadInput, is_machines
-from fedsaddle.exits import BAD_INPUT
 from fedsaddle.flower import deploy
 from fedsaddle.flower import keys as identities
 from fedsaddle.flower.client import Site
@@ -59,7 +58,7 @@ def local(experiment: str, nodes: int, way: Way = PLAINLY, **wanted: Unpack[Want
 def _try_folder(server: deploy.Serving, way: Way) -> None:
     """A folder that cannot be used is refused before all is started."""
     if server.room.exists():
-        with deploy.alone(server):
+        with deploy.sole_server(server):
             pass
     folder = RunFolder(server.folder, server.plan, way.resume)
     if folder.fell_back:
@@ -73,13 +72,13 @@ def _server(plan: Plan, path: Path, keys: Path, address: tuple[str, int], way: W
         here = replace(way, resume=way.resume or again, asked=lambda: deployment.roll.asked)
         try:
             return carry_out(plan, path, here, deployment.play).code
-        except BadInput as error:
-            way.show.say(f"error: {error}")
-            return BAD_INPUT
         except OSError as error:
-            if not is_machines(error):
+            if error.errno is None:  # the SuperLink is lost
                 raise
             where = f" ({error.filename})" if error.filename else ""
+            if not is_machines(error):
+                say(f"error: {error.strerror}{where}")
+                return 1
             say(f"{error.strerror}{where}; trying again in {DISK_FULL:g} s, from the last checkpoint")
             end = time.monotonic() + DISK_FULL
             while time.monotonic() < end and not deployment.roll.asked():

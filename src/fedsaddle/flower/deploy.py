@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import secrets
 import shutil
 import sys
@@ -112,7 +113,7 @@ def alone_in(folder: Path, taken: str, patience: float = 0.0) -> AbstractContext
         raise BadInput(taken) from None
 
 
-def alone(server: Serving) -> AbstractContextManager[object]:
+def sole_server(server: Serving) -> AbstractContextManager[object]:
     """Be the one server of a run: a ServerApp holds its folder, but is not there all the time."""
     return alone_in(server.room, f"{server.folder} is in use by another server", LINGER)
 
@@ -132,7 +133,7 @@ def serve(server: Serving, tend: Callable[[], None] = nothing, end: Callable[[],
     resumed = len(entries(server.folder))  # before this, whoever was refused may have been put right
     logging.getLogger("flwr").setLevel(logging.WARNING)
     remind = Reminder(server, [tend])
-    with alone(server), scratch.folder_for("fedsaddle-") as private, asked_to_end() as asked:
+    with sole_server(server), scratch.folder_for("fedsaddle-") as private, asked_to_end() as asked:
         family, socket, pause, began = Processes(), private / "superlink", Pause(), 0.0
         if len(bytes(socket)) >= SOCKET_NAME:
             raise BadInput(f"{private} is too long a name for a socket: set TMPDIR to a shorter folder")
@@ -276,6 +277,9 @@ def _server(server: Serving, nodes: dict[int, int], socket: Path, token: str, re
         server_app(work)(grid, grid.begin())
         if code != WAITED:
             grid.complete()
+    except BadInput as error:
+        say(f"error: {error}")
+        return BAD_INPUT
     except (httpx.HTTPError, LinkLost) as error:
         say(f"the ServerApp has lost the SuperLink: {str(error).splitlines()[0]}")
         return CUT_OFF
@@ -321,7 +325,10 @@ def run_name(room: Path) -> str:
     path = room / "run"
     if not path.exists():
         write_atomically(path, secrets.token_hex(16).encode())
-    return path.read_text()
+    found = path.read_bytes()
+    if not re.fullmatch(rb"[0-9a-f]{32}", found):
+        raise BadInput(f"{path} is damaged: restore it from a copy, devices know the run by it")
+    return found.decode()
 
 
 # --- nodes ----------------------------------------------------------------------------------------------

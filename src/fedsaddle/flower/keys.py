@@ -242,7 +242,7 @@ def held(folder: Path) -> list[str]:
 
 def node_keys(folder: Path) -> dict[int, bytes]:
     """The public keys that may join, by the number of their client, as Flower wants them."""
-    found = {}
+    found: dict[int, bytes] = {}
     for path in sorted((folder / "nodes").glob("node-*.pub")):
         match = re.fullmatch(r"node-(\d{1,6})\.pub", path.name)
         if not match:
@@ -254,7 +254,10 @@ def node_keys(folder: Path) -> dict[int, bytes]:
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise BadInput(f"{path} is not an elliptic-curve public key; make keys with: fedsaddle keys")
         subject = serialization.PublicFormat.SubjectPublicKeyInfo
-        found[int(match[1])] = key.public_bytes(PEM, subject)
+        data = key.public_bytes(PEM, subject)
+        if data in found.values():
+            raise BadInput(f"{path} is the key of another client too; each needs its own: fedsaddle keys")
+        found[int(match[1])] = data
     return found
 
 

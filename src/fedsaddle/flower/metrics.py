@@ -20,7 +20,7 @@ from fedsaddle.errors import BadInput
 from fedsaddle.flower import keys
 from fedsaddle.history import Told
 
-AT_ONCE = 32  # connections
+CALLERS = 32  # connections
 EVERY = 1.0  # seconds between what is written down
 UNHEARD = 120.0  # seconds after which a silent server is not well; an evaluation may take some time
 
@@ -75,10 +75,10 @@ class Listener(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         known = [one for one in self.here if one.fileno() >= 0]
-        for oldest in known[: len(known) - AT_ONCE + 1]:
+        for oldest in known[: len(known) - CALLERS + 1]:
             with contextlib.suppress(OSError):  # it has gone by itself
                 oldest.shutdown(socket.SHUT_RDWR)
-        self.here = [*known[-AT_ONCE + 1 :], request]
+        self.here = [*known[-CALLERS + 1 :], request]
         super().process_request(request, client_address)
 
     def handle_error(self, request: object, client_address: object) -> None:

@@ -167,7 +167,7 @@ def _away(error: Exception) -> str:
     while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
         cause = cause.__cause__ or cause.__context__
     if cause is None:
-        return f"is away: {error or type(error).__name__}"
+        return f"is away: {str(error).rstrip('.') or type(error).__name__}"
     clock = f"; this device's clock says {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     return f"is not the one that ca.crt knows: {cause.verify_message}{clock}"
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 GRACE = 10.0  # seconds between asking a process to end and ending it
-SOON = 2.0  # seconds before a process that is always to be there is started again
+REVIVE = 2.0  # seconds before a process that is always to be there is started again
 LOG = 1 << 20  # bytes of a log; then it is put aside, and the one that was put aside before is removed
 
 
@@ -65,7 +65,7 @@ class Processes:
 
         def tend() -> None:
             nonlocal child, began
-            if not child.alive() and time.monotonic() - began > SOON:
+            if not child.alive() and time.monotonic() - began > REVIVE:
                 self.end(child)
                 child, began = self.start(name, work, log), time.monotonic()
 
