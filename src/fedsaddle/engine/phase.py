@@ -16,10 +16,11 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from fedsaddle import draws
 from fedsaddle.checks import bounds, judge
 from fedsaddle.core import Algorithm, Message, Pair, Turn
+from fedsaddle.engine.allowed import projected, proximal
 from fedsaddle.engine.gather import drawn_ahead
 from fedsaddle.engine.partial import planned_steps
 from fedsaddle.engine.study import Calls, Lost, PhaseInputs, PhaseResult, Study
-from fedsaddle.engine.visits import Answer, Extent, Task, Visits, projected, proximal, untouched
+from fedsaddle.engine.visits import Answer, Extent, Task, Visits, untouched
 from fedsaddle.errors import BadInput
 from fedsaddle.merges import clipped, weighted
 

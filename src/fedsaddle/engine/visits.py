@@ -15,10 +15,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsaddle import draws
 from fedsaddle.core import Algorithm, Message, Pair, Scalar, where
+from fedsaddle.engine.allowed import projected, proximal
 from fedsaddle.engine.compile.trace import Unrecordable
 from fedsaddle.errors import BadInput, shown
 from fedsaddle.mishaps import told_if_theirs
-from fedsaddle.problem import Batch, Composite, Constrained, Federation, Game, Minimax, Problem, name_of
+from fedsaddle.problem import Batch, Federation, Game, Minimax, Problem, name_of
 from fedsaddle.steady import AS_THEY_ARE, Steady
 
 T = TypeVar("T")
@@ -137,22 +138,6 @@ def _scalar(problem: Minimax, z: Pair, xi: Batch) -> Tensor:
             f"{name_of(problem)}.loss must give one number, such as xi.mean(values) of one a row; got {told}"
         )
     return value
-
-
-def projected(problem: Problem, state: T) -> T:
-    """The state with its point, itself or its z, brought back to where the problem allows it."""
-    if not isinstance(problem, Constrained):
-        return state
-    if isinstance(state, Pair):
-        return problem.project(state)  # type: ignore[return-value]
-    if isinstance(getattr(state, "z", None), Pair):
-        return state._replace(z=problem.project(state.z))  # type: ignore[attr-defined,no-any-return]
-    raise TypeError(f"nothing to project in a {type(state).__name__}: it is neither a Pair nor has a Pair z")
-
-
-def proximal(problem: Problem, z: Pair, by: Scalar) -> Pair:
-    """The prox of the problem's penalties; of one without, the nearest point that it allows."""
-    return problem.prox(z, by) if isinstance(problem, Composite) else projected(problem, z)
 
 
 @dataclass
