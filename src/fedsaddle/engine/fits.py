@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 
-from fedsaddle.core import Algorithm
+from fedsaddle.core import Algorithm, Phase
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Quorum
 from fedsaddle.problem import Composite, Problem, name_of
@@ -25,6 +25,7 @@ OF_PROBLEMS = {
 def check_fits(algorithm: Algorithm, problem: Problem, quorum: Quorum | None) -> None:
     check_called(type(algorithm).__name__, algorithm, OF_ALGORITHMS)
     check_called(name_of(problem), problem, OF_PROBLEMS)
+    check_phases(type(algorithm).__name__, algorithm.phases())
     check_partial(algorithm, quorum)
     if isinstance(problem, Composite) and not getattr(algorithm, "proximal", False):
         raise BadInput(
@@ -45,6 +46,20 @@ def check_called(who: str, one: object, methods: Mapping[str, tuple[str, ...]]) 
         except TypeError:
             written = f"def {name}({', '.join(('self', *given))})"
             raise BadInput(f"{who}.{name} cannot be called as it will be: write {written}") from None
+
+
+def check_phases(who: str, phases: object) -> None:
+    """Refuse what is no tuple of phases: one pair of brackets is not enough."""
+    if not isinstance(phases, tuple) or not phases or not all(isinstance(one, Phase) for one in phases):
+        raise BadInput(
+            f"{who}.phases must give a tuple of phases, such as (Phase(...),), got {type(phases).__name__}"
+        )
+    for phase in phases:
+        check_called(who, phase, {"send": ("server",)})
+        if not (isinstance(phase.steps, int) or callable(phase.steps)):
+            raise BadInput(
+                f"phase '{phase.name}' of {who}: steps must be a whole number, got {phase.steps!r}"
+            )
 
 
 def check_partial(algorithm: Algorithm, quorum: Quorum | None) -> None:
