@@ -4,6 +4,7 @@ Each is written by hand in test_by_hand.py.
 """
 
 import math
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -250,6 +251,28 @@ def test_a_prox_that_nobody_would_take_is_refused():
     said = "Sparse has a prox, which CDMANC does not take; take fedualex, or put the penalty into the loss"
     with pytest.raises(fs.BadInput, match=said):
         run(fs.CDMANC(0.1, 0.1), problem=Sparse([[1.0, 2.0, 3.0]]), quorum=fs.Quorum(invite=1))
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        (
+            {"prox": lambda self, z: z},
+            "Sparse.prox cannot be called as it will be: write def prox(self, z, by)",
+        ),
+        ({"prox": 3}, "write def prox(self, z, by)"),
+        ({"loss": lambda self, z: z.x.sum()}, "write def loss(self, z, xi)"),
+        ({"init": lambda self: None}, "write def init(self, seed)"),
+        ({"prox": lambda self, z, by: z.x}, "Sparse.prox must give a Pair whose x and y have the shapes"),
+        ({"project": lambda self, z: fs.Pair(z.x[:1], z.y)}, "Sparse.project must give a Pair"),
+        ({"prox": lambda self, z, by: z.x.nothing}, "Sparse.prox failed in <lambda> (test_newer.py, line "),
+    ],
+)
+@pytest.mark.parametrize("executor", [fs.Loop(), fs.Vectorised()])
+def test_a_method_of_a_problem_that_is_amiss_is_told_in_a_line(method, told, executor):
+    problem = type("Sparse", (Sparse,), method)([[1.0, 2.0, 3.0]])
+    with pytest.raises(fs.BadInput, match=re.escape(told)):
+        run(fs.FeDualEx(0.1), problem=problem, quorum=fs.Quorum(invite=1), executor=executor)
 
 
 # --- exactness: everybody answers, gradients are exact, clients differ ------------------------------------

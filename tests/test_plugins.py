@@ -266,6 +266,39 @@ def test_a_file_without_a_name_is_asked_for_one(tmp_path):
         load(write(tmp_path, rule="my_rules.py"), code=[tmp_path / "my_rules.py"])
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        ("send(self, server: State)", "send(self)", "write def send(self, server)"),
+        ('return {"z": server.z}', "return server.z", "sends what is no dictionary of Pairs"),
+        ('return {"z": server.z}', 'return {"z": 3.0}', "sends what is no dictionary of Pairs"),
+        ("self, client: core.Client, z", "self, z", "work must take client before what is sent"),
+        ("turn: core.Turn, ", "", "merge must take server and turn before what is sent"),
+        (
+            "return core.step",
+            "core.step",
+            "a move of Mine's walk must give a Pair, as it was given; got None",
+        ),
+        ("return core.Reply", "return (lambda up: up)", "must answer with a Reply, such as Reply({"),
+        ("client.walk(move, z)}", "client.walk(move, z).x}", "answers what is no dictionary of Pairs"),
+        (
+            "steps=self.K),)",
+            "steps=self.K))",
+            "must give a tuple of phases, such as (Phase(...),), got Phase",
+        ),
+        ("steps=self.K", "steps='3'", "steps must be a whole number, got '3'"),
+    ],
+)
+def test_a_rule_that_is_amiss_is_told_in_a_line(call, tmp_path, right, wrong, told):
+    assert right in RULES
+    write(tmp_path, source=RULES.replace(right, wrong))
+    words = ("--code", "my_rules.py", "--algorithm", "mine", "--out", "run")
+    code, _, said = call("run", "mine.toml", *words)
+    assert code == 2
+    assert told in said.splitlines()[-1]
+    assert "Traceback" not in said
+
+
 def test_a_minibatch_beside_walks_counts_as_one(tmp_path):
     """No phase walks, and the batch has its effect: client.sample() draws it."""
     sampling = RULES.replace(

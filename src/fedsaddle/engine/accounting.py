@@ -44,15 +44,21 @@ def floats_up(phase: Phase, message: Message) -> Floats:
 
 def _floats(phase: str, receiver: Callable[..., Any], first: int, message: Message) -> Floats:
     """The receiver's signature is the schema: each name from the `first` on is annotated with its kind."""
-    for name, needed in list(inspect.signature(receiver).parameters.items())[first:]:
+    hints = typing.get_type_hints(receiver, include_extras=True)
+    parameters = list(inspect.signature(receiver).parameters.items())
+    ahead = ("client",) if first == 1 else ("server", "turn")
+    if len(parameters) < first or any(_kinds(hints.get(name)) for name, _ in parameters[:first]):
+        raise BadInput(
+            f"phase '{phase}': {receiver.__name__} must take {' and '.join(ahead)} before what is sent"
+        )
+    for name, needed in parameters[first:]:
         if name not in message and needed.default is needed.empty:
             raise BadInput(f"phase '{phase}' does not send '{name}', which {receiver.__name__} takes")
-    hints = typing.get_type_hints(receiver, include_extras=True)
     floats: Floats = Counter()
     for name, pair in message.items():
         if name not in hints:
             raise BadInput(f"phase '{phase}' sends '{name}', which {receiver.__name__} does not take")
-        kind = [note for note in getattr(hints[name], "__metadata__", ()) if note in KINDS]
+        kind = _kinds(hints[name])
         if not kind:
             raise BadInput(
                 f"phase '{phase}': annotate '{name}' of {receiver.__name__} with Parameters, Gradients or "
@@ -61,3 +67,8 @@ def _floats(phase: str, receiver: Callable[..., Any], first: int, message: Messa
         floats[Content("x", kind[0])] += pair.x.shape[-1]
         floats[Content("y", kind[0])] += pair.y.shape[-1]
     return floats
+
+
+def _kinds(hint: object) -> list[str]:
+    """What a parameter carries, by its annotation."""
+    return [note for note in getattr(hint, "__metadata__", ()) if note in KINDS]

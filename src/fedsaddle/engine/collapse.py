@@ -21,8 +21,8 @@ from typing import Any
 
 from fedsaddle.checks import norm
 from fedsaddle.core import Pair
+from fedsaddle.engine.allowed import projected
 from fedsaddle.engine.study import Event, Lanes, Study
-from fedsaddle.engine.visits import projected
 from fedsaddle.problem import Scored
 from fedsaddle.steady import step_sizes
 

@@ -16,10 +16,11 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from fedsaddle import draws
 from fedsaddle.checks import bounds, judge
 from fedsaddle.core import Algorithm, Message, Pair, Turn
+from fedsaddle.engine.allowed import projected, proximal
 from fedsaddle.engine.gather import drawn_ahead
 from fedsaddle.engine.partial import planned_steps
 from fedsaddle.engine.study import Calls, Lost, PhaseInputs, PhaseResult, Study
-from fedsaddle.engine.visits import Answer, Extent, Task, Visits, projected, proximal, untouched
+from fedsaddle.engine.visits import Answer, Extent, Task, Visits, check_message, untouched
 from fedsaddle.errors import BadInput
 from fedsaddle.merges import clipped, weighted
 
@@ -161,7 +162,12 @@ def without_padding(result: PhaseResult, visits: int) -> PhaseResult:
 
 def send(study: Study, server: Any, number: int) -> Message:
     """What each lane's server sends, stacked by lane."""
-    message: Message = study.per_lane(lambda algorithm, s: algorithm.phases()[number].send(s), server)
+
+    def one(algorithm: Algorithm, server: Any) -> Message:
+        phase = algorithm.phases()[number]
+        return check_message(f"phase '{phase.name}' of {type(algorithm).__name__} sends", phase.send(server))
+
+    message: Message = study.per_lane(one, server)
     return message
 
 

@@ -24,8 +24,9 @@ from fedsaddle.checks import Checks
 from fedsaddle.core import Algorithm, Pair, Phase, Remembers
 from fedsaddle.data.federated import as_usual
 from fedsaddle.engine.accounting import kinds_up
+from fedsaddle.engine.allowed import projected
 from fedsaddle.engine.memory import until_it_fits
-from fedsaddle.engine.visits import Extent, Nothing, Task, projected
+from fedsaddle.engine.visits import Extent, Nothing, Task
 from fedsaddle.errors import BadInput, Notice
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import Cohorts, Fleet, Quorum

@@ -14,11 +14,12 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsaddle import draws
-from fedsaddle.core import Algorithm, Message, Pair, Scalar, where
+from fedsaddle.core import Algorithm, Message, Pair, Reply, Scalar, where
+from fedsaddle.engine.allowed import projected, proximal
 from fedsaddle.engine.compile.trace import Unrecordable
 from fedsaddle.errors import BadInput, shown
 from fedsaddle.mishaps import told_if_theirs
-from fedsaddle.problem import Batch, Composite, Constrained, Federation, Game, Minimax, Problem, name_of
+from fedsaddle.problem import Batch, Federation, Game, Minimax, Problem, name_of
 from fedsaddle.steady import AS_THEY_ARE, Steady
 
 T = TypeVar("T")
@@ -137,22 +138,6 @@ def _scalar(problem: Minimax, z: Pair, xi: Batch) -> Tensor:
             f"{name_of(problem)}.loss must give one number, such as xi.mean(values) of one a row; got {told}"
         )
     return value
-
-
-def projected(problem: Problem, state: T) -> T:
-    """The state with its point, itself or its z, brought back to where the problem allows it."""
-    if not isinstance(problem, Constrained):
-        return state
-    if isinstance(state, Pair):
-        return problem.project(state)  # type: ignore[return-value]
-    if isinstance(getattr(state, "z", None), Pair):
-        return state._replace(z=problem.project(state.z))  # type: ignore[attr-defined,no-any-return]
-    raise TypeError(f"nothing to project in a {type(state).__name__}: it is neither a Pair nor has a Pair z")
-
-
-def proximal(problem: Problem, z: Pair, by: Scalar) -> Pair:
-    """The prox of the problem's penalties; of one without, the nearest point that it allows."""
-    return problem.prox(z, by) if isinstance(problem, Composite) else projected(problem, z)
 
 
 @dataclass
@@ -330,7 +315,11 @@ class Oracle:
         """Where one step of a walk from `start` leads."""
         number = step * self.batch_rows.shape[1]
         batches = self._walk.take(number) if self._walk else self._minibatches(step, number)
-        moved = projected(self.task.problem, self.task.steady.stepped(start, z, move(z, *batches)))
+        after = move(z, *batches)
+        if type(after) is not type(z):
+            told = f"{type(z).__name__}, as it was given; got {type(after).__name__}"
+            raise BadInput(f"a move of {type(self.task.algorithm).__name__}'s walk must give a {told}")
+        moved = projected(self.task.problem, self.task.steady.stepped(start, z, after))
         if self.extent.ragged:
             going = step < self.steps
             moved = tree_map(lambda new, old: torch.where(going, new, old), moved, z)
@@ -362,6 +351,13 @@ class Oracle:
         return self._gather(rows, weight, draws.fold(key, number))
 
 
+def check_message(who: str, message: object) -> Message:
+    """Refuse what is no dictionary of Pairs."""
+    if not isinstance(message, dict) or not all(isinstance(one, Pair) for one in message.values()):
+        raise BadInput(f'{who} what is no dictionary of Pairs, such as {{"z": server.z}}')
+    return message
+
+
 def batch_rows(task: Task, extent: Extent, given: Given) -> Tensor:
     """The rows of every minibatch: (visit, step, minibatch of the step, row); no first one for one visit."""
     per_step = task.algorithm.phases()[task.phase].batches
@@ -380,7 +376,13 @@ def answer(
     client = Oracle(task, extent, batch_rows, **rest, stage=stage)
     phase = mine.phases()[task.phase]
     with untouched(f"phase {phase.name} of {type(mine).__name__}", (given["down"], client.kept)):
-        reply = phase.work(client, **given["down"])
+        reply: object = phase.work(client, **given["down"])
+    who = f"phase '{phase.name}' of {type(mine).__name__}"
+    if not isinstance(reply, Reply):
+        raise BadInput(
+            f'{who} must answer with a Reply, such as Reply({{"z": z}}), got {type(reply).__name__}'
+        )
+    check_message(f"{who} answers", reply.up)
     return Answer(reply.up, () if reply.keep is None else reply.keep)
 
 
