@@ -27,6 +27,7 @@ import torch
 import fedsaddle as fs
 from benchmarks import provenance
 from fedsaddle.border.files import tables_of
+from fedsaddle.errors import BadInput
 from fedsaddle.report.comparing import holm
 from fedsaddle.report.spent import Spent
 
@@ -354,10 +355,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     provenance.check_commit(parser, given)
     words = sys.argv[1:] if arguments is None else arguments
     command = shlex.join([".venv/bin/python", "-m", "benchmarks.collapse", *words])
-    # Of LeNet alone the release has a ReLU on the outputs: elsewhere its scoring is the one without.
-    has_relu = tables_of(given.experiment)["problem"]["network"] == "lenet5"
     lines: list[Line] = []
     try:
+        problem = tables_of(given.experiment)["problem"]
+        if problem["name"] != "auc":
+            raise BadInput(f"--experiment must be one of auc, such as auc-mnist, got '{given.experiment}'")
+        # Of LeNet alone the release has a ReLU on the outputs: elsewhere its scoring is the one without.
+        has_relu = problem.get("network") == "lenet5"
         for scoring in SCORINGS if has_relu else ("softmax", "sigmoid"):
             for cohorts in COHORTS:
                 lines += measure(given, cohorts, scoring)
@@ -366,8 +370,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
         raise SystemExit(130) from None
+    except BadInput as error:
+        parser.error(str(error))
     finally:
-        write(lines, given, command)
+        if lines:  # what is there already may be of a whole run
+            write(lines, given, command)
     print("\n".join(table(lines)))
 
 

@@ -62,6 +62,8 @@ def main() -> None:
     given = words.parse_args()
     if not (given.before / "src" / "fedsaddle").is_dir():
         words.error(f"{given.before} is no checkout; make one: git worktree add {given.before} COMMIT")
+    if given.turns < 1:
+        words.error(f"--turns must be at least 1, got {given.turns}")
     print("| workload | before, ms a round | now | ratio | of processor time |\n|---|---|---|---|---|")
     for workload in given.workload:
         both = [

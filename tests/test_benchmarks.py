@@ -94,6 +94,18 @@ def test_intervals_and_flips_of_signs_are_the_textbooks():
     assert collapse.sign_flips([]) == 1.0
 
 
+def test_a_slip_of_the_study_of_collapse_leaves_its_page_alone(tmp_path, capsys):
+    (tmp_path / "collapse.md").write_text("a whole run")
+    for slip in (["--experiment", "quadratic"], ["--experiment", "auc-digits", "--rounds", "0"]):
+        with pytest.raises(SystemExit) as ended:
+            collapse.main(
+                [*slip, "--commit", "abc1234", "--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
+            )
+        assert ended.value.code == 2
+        assert " must be " in capsys.readouterr().err
+    assert (tmp_path / "collapse.md").read_text() == "a whole run"
+
+
 def test_a_seed_has_collapsed_in_any_of_three_ways():
     fine = seen({}, seeds=1)[0]
     assert not fine.collapsed

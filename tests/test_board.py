@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 import chromium
 import fedsaddle as fs
 from fedsaddle.algorithms import ALGORITHMS, Entry
 from fedsaddle.app.board import Draw, Pick, board, entered, how_far
+from fedsaddle.app.jobs import hands_beside
 from fedsaddle.app.run import Silent, Way
 from fedsaddle.board import costs
 from fedsaddle.board.matches import Match, labels_of, misfit
@@ -348,6 +350,51 @@ def test_a_board_is_played_in_sittings(tmp_path):
     second = board(pick, out=tmp_path, form=TINY, resume=True)
     assert second.code == 0
     assert "only cdma-nc has played" in second.page.read_text()
+
+
+def test_several_processes_play_what_one_would(tmp_path):
+    pick = Pick(algorithms=("cdma-nc", "parallel-sgda"))
+    heard = Heard()
+    done = board(pick, out=tmp_path / "two", form=TINY, jobs=2, way=Way(show=heard))
+    one = board(pick, out=tmp_path / "one", form=TINY)
+    assert (done.code, done.told) == (0, one.told)
+    every = [f"little/paper/{name}/{what}" for name in pick.algorithms for what in ("play", "tune")]
+    assert sorted(trials_in(heard.lines)) == every
+    for name in pick.algorithms:
+        tables = [
+            (folder / f"little/paper/{name}/play/rounds.csv").read_bytes() for folder in tmp_path.iterdir()
+        ]
+        assert tables[0] == tables[1]
+
+
+def test_what_another_process_is_at_is_waited_for(tmp_path):
+    pick, heard = Pick(algorithms=("cdma-nc",)), Heard()
+    place = tmp_path / "little" / "paper" / "cdma-nc"
+    place.mkdir(parents=True)
+    other = FileLock(place / "tune.lock", thread_local=False)
+    other.acquire()
+    stopped = board(pick, out=tmp_path, form=TINY, way=Way(show=heard, asked=lambda: lambda: True))
+    assert stopped.code == INTERRUPTED
+    assert heard.lines == ["stopped, 0 of 2 trials done; go on with: fedsaddle board --resume"]
+    asked = iter([lambda: False, lambda: other.release() or False])
+    way = Way(show=heard, asked=lambda: next(asked, lambda: False))
+    assert board(pick, out=tmp_path, form=TINY, way=way).code == 0
+    assert trials_in(heard.lines[1:]) == [f"little/paper/cdma-nc/{what}" for what in ("tune", "play")]
+
+
+def trials_in(lines):
+    return [line.split(": ")[1].split(";")[0] for line in lines if line.startswith("trial ")]
+
+
+def test_a_process_that_ends_badly_leaves_its_trials_to_the_first(tmp_path):
+    heard = Heard()
+    with hands_beside(3, _stop_or_fail, heard):
+        pass
+    assert sorted(heard.lines) == ["a process beside this one has ended: no"] * 2
+
+
+def _stop_or_fail(way):
+    raise fs.BadInput("no")
 
 
 def test_slips_are_answered_in_a_line(tmp_path, mine):

@@ -5,6 +5,7 @@ First the parts by themselves, then one deployment of real processes that is att
 
 import asyncio
 import contextlib
+import gc
 import os
 import re
 import resource
@@ -13,6 +14,7 @@ import socket
 import sqlite3
 import ssl
 import time
+import weakref
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -23,7 +25,7 @@ pytest.importorskip("flwr")
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedsaddle.flower import deploy, door, keys, node, post, signing, supervise
+from fedsaddle.flower import deploy, door, keys, link, node, post, signing, supervise
 from fedsaddle.flower.signing import Signature
 from test_flower import NINE, Fleet, descendants, experiment, only, told, wait_for
 
@@ -333,6 +335,28 @@ def test_strangers_are_few_and_make_room():
         for at in dropped:
             visitors.leave(at)
     assert dropped == [("d", 0), ("d", 1)]  # a node has a few connections, the newest
+
+
+def test_what_lost_connections_leave_is_found_soon(monkeypatch):
+    class Circle:
+        def __init__(self):
+            self.own = self
+
+    async def lose():
+        task = asyncio.create_task(link.collect_garbage())
+        await asyncio.sleep(0.01)
+        lost = weakref.ref(Circle())
+        assert lost() is not None
+        await asyncio.sleep(0.2)
+        task.cancel()
+        return lost()
+
+    monkeypatch.setattr(link, "COLLECT_EVERY", 0.05)
+    try:
+        assert asyncio.run(lose()) is None
+        assert len(gc.get_objects()) < 50_000  # what was there before is not looked through
+    finally:
+        gc.unfreeze()
 
 
 def test_logs_are_short(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gzip
 import json
+import math
 import os
 import re
 import resource
@@ -164,12 +165,27 @@ def test_what_all_answers_have_in_common_is_nobodys_lie(nine, tmp_path, quorum):
     assert not any(one.roll.refusals.values())
 
 
-def test_a_run_that_diverges_by_itself_still_does(nine, tmp_path):  # noqa: F811
-    settings = ["algorithms.cdma-nc.eta=1e60", "algorithms.cdma-nc.gamma=1e60"]
+@pytest.mark.parametrize("far", ["1e60", "1e200"])  # in some rounds, and within a walk
+def test_a_run_that_diverges_by_itself_still_does(nine, tmp_path, far):  # noqa: F811
+    settings = [f"algorithms.cdma-nc.eta={far}", f"algorithms.cdma-nc.gamma={far}"]
     plan = plan_of(nine, FOUR, *settings, algorithms=["cdma-nc"], rounds=6)
     one = deployed(plan, Clients(plan, tmp_path / "nodes"), tmp_path / "real")
     assert "diverged" in (tmp_path / "real" / "events.csv").read_text()
     assert not one.roll.refusals
+    assert_replays(tmp_path / "real")
+
+
+def test_answers_that_are_not_finite_are_refused_where_one_is(nine, tmp_path):  # noqa: F811
+    def answers(header, reply):
+        if header.get("client") != 3 and header.get("round") == 1:
+            return liar(math.nan, since=1, who=header["client"])(header, reply)
+        return [(0.0, reply)]
+
+    plan = plan_of(nine, FOUR, algorithms=["cdma-nc"], rounds=4)
+    one = deployed(plan, Clients(plan, tmp_path / "nodes", answers), tmp_path / "real")
+    (line,) = (line for line in told(tmp_path / "real") if line["round"] == 1)
+    assert (line["verdict"], line["used"], len(line["refused"])) == ("go", [3], 3)
+    assert one.roll.refusals == {0: 1, 1: 1, 2: 1}
     assert_replays(tmp_path / "real")
 
 

@@ -3,6 +3,7 @@
 Each is written by hand in test_by_hand.py.
 """
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -190,6 +191,26 @@ def test_a_game_has_no_loss_to_ask_for():
         fs.BadInput, match=r"Turning has no loss, which an algorithm with client\.value needs"
     ):
         run(Loudest(0.1, 0.1), problem=Turning(), quorum=fs.Quorum(invite=2), batch=1)
+
+
+def test_a_task_of_ones_own_has_a_loss_to_ask_for_unless_it_has_two():
+    """On paper: f_i = (x - a_i)^2 - y^2 from (1, 2), with a = 1 and 3; the clients weigh exp(-4) and 1."""
+
+    def loss(x, y, batch):
+        return (x - batch["a"]).square().sum(1) - y.square().sum()
+
+    def task_of(rule):
+        data = fs.clients([{"a": [[1.0]]}, {"a": [[3.0]]}])
+        return fs.task(x=torch.ones(1), y=torch.full((1,), 2.0), loss=rule, data=data)
+
+    both = {"fleet": fs.Everybody(), "quorum": fs.Quorum(invite=2), "batch": 1, "seeds": (0,), "rounds": 1}
+    loop = run(Loudest(0.1, 0.2, K=1), problem=task_of(loss), executor=fs.Loop(), **both)
+    assert loop.server.z.x.item() == pytest.approx(1 + 0.4 / (1 + math.exp(-4)))
+    assert loop.server.z.y.item() == pytest.approx(1.2)
+    assert_same(run(Loudest(0.1, 0.2, K=1), problem=task_of(loss), **both), loop, tolerance=1e-6)
+    game = task_of(lambda x, y, batch: (loss(x, y, batch), loss(x, y, batch)))
+    with pytest.raises(fs.BadInput, match=r"two losses, and an algorithm with client\.value needs one"):
+        run(Loudest(0.1, 0.2), problem=game, **both)
 
 
 class Sparse:

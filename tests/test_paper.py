@@ -573,3 +573,9 @@ def test_the_list_says_what_is_left(tmp_path, capsys):
     for name in EXHIBITS:
         assert f" {name} " in shown
     assert "cannot be had here" in shown
+    command(exhibits=["figure-1"], list_=True, quick=True, folder=tmp_path)
+    shown = capsys.readouterr().out
+    assert " figure-1 " in shown
+    assert " figure-2 " not in shown
+    with pytest.raises(fs.BadInput, match="unknown exhibit 'figure-9'"):
+        command(exhibits=["figure-9"], list_=True, quick=True, folder=tmp_path)

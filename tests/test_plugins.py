@@ -266,6 +266,21 @@ def test_a_file_without_a_name_is_asked_for_one(tmp_path):
         load(write(tmp_path, rule="my_rules.py"), code=[tmp_path / "my_rules.py"])
 
 
+def test_a_minibatch_beside_walks_counts_as_one(tmp_path):
+    """No phase walks, and the batch has its effect: client.sample() draws it."""
+    sampling = RULES.replace(
+        "client.walk(move, z)", "core.step(z, client.grad(z, client.sample()), self.eta, self.gamma)"
+    ).replace(", steps=self.K", "")
+    experiment, code = write(tmp_path, source=sampling), [tmp_path / "my_rules.py"]
+    assert not load(experiment, algorithms=["mine"], code=code).notes
+    both = [
+        run(experiment, Way(tmp_path / str(b)), algorithms=["mine"], settings=[f"batch={b}"], code=code)
+        for b in (1, 2)
+    ]
+    assert [one.code for one in both] == [0, 0]
+    assert rows_of(tmp_path / "1", "mine") != rows_of(tmp_path / "2", "mine")
+
+
 # --- problems, networks, fleets, datasets -----------------------------------------------------------------
 
 

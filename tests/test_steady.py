@@ -15,7 +15,7 @@ from fedsaddle.engine.round import play
 from fedsaddle.engine.study import begin
 from fedsaddle.flower.wire import agreement
 from fedsaddle.steady import step_sizes
-from zoo import ALGORITHMS, quadratic
+from zoo import ALGORITHMS, NEWER, quadratic
 
 TIGHT = fs.Steady(clip=0.02, warmup=3, reach=0.04)
 
@@ -106,9 +106,9 @@ def test_a_clipped_walk_by_hand():
     torch.testing.assert_close(end, fs.Pair(x[None], y[None]), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ALGORITHMS | NEWER)
 def test_a_warm_up_is_smaller_step_sizes(name):
-    rule = ALGORITHMS[name]
+    rule = (ALGORITHMS | NEWER)[name]
     fields = step_sizes(type(rule))
     assert fields
     quarter = dataclasses.replace(rule, **{field: getattr(rule, field) / 4 for field in fields})
@@ -133,6 +133,8 @@ def test_a_warm_up_ends():
 
 def test_which_fields_are_step_sizes():
     assert step_sizes(fs.CDMAADA) == ("c_eta", "c_gamma")
+    for rule in NEWER.values():  # what multiplies the way that steps have come is none
+        assert not {"eta_g", "gamma_g"} & set(step_sizes(type(rule)))
     assert step_sizes(fs.CODASCA) == ("eta_l",)  # eta_g multiplies what such steps have come to
     assert step_sizes(fs.CatalystScaffoldS) == (
         "eta_l",

@@ -520,9 +520,10 @@ def test_what_only_python_takes_for_a_number_is_refused(tmp_path, cell):
         fs.AUC(dataset=str(tmp_path / "odd.csv"), positive=1)
 
 
-def test_a_decimal_comma_is_suspected(tmp_path):
-    (tmp_path / "comma.csv").write_text('a,label\n"1,5",0\n"2,5",1\n')
-    with pytest.raises(BadInput, match="decimal comma"):
+@pytest.mark.parametrize("cell", ["1,5", "-1,234.50", "1,234,567"])
+def test_a_comma_in_a_number_is_suspected(tmp_path, cell):
+    (tmp_path / "comma.csv").write_text(f'a,label\n"{cell}",0\n"2,5",1\n')
+    with pytest.raises(BadInput, match=r"line 2: .* decimal comma, or commas between thousands"):
         fs.AUC(dataset=str(tmp_path / "comma.csv"), positive=1)
 
 

@@ -25,6 +25,7 @@ from fedsaddle.core import (
     Pair,
     Parameters,
     Phase,
+    Positive,
     Reply,
     StepSize,
     Turn,
@@ -41,8 +42,8 @@ class FedNormSGDA(AtPoint):
 
     eta: StepSize
     gamma: StepSize
-    eta_g: StepSize = 1.0
-    gamma_g: StepSize = 1.0
+    eta_g: Positive = 1.0
+    gamma_g: Positive = 1.0
     K: Count = 10
 
     def update(self, client: Client, z: Parameters) -> Reply:
@@ -63,8 +64,8 @@ class FedNormSGDAPlus:
 
     eta: StepSize
     gamma: StepSize
-    eta_g: StepSize = 1.0
-    gamma_g: StepSize = 1.0
+    eta_g: Positive = 1.0
+    gamma_g: Positive = 1.0
     s: Count = 1
     K: Count = 10
 

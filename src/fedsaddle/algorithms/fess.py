@@ -24,6 +24,7 @@ from fedsaddle.core import (
     Pair,
     Parameters,
     Phase,
+    Positive,
     Reply,
     StepSize,
     Turn,
@@ -39,8 +40,8 @@ class FSGDA(AtPoint):
 
     eta: StepSize
     gamma: StepSize
-    eta_g: StepSize = 1.0
-    gamma_g: StepSize = 1.0
+    eta_g: Positive = 1.0
+    gamma_g: Positive = 1.0
     K: Count = 10
 
     def update(self, client: Client, z: Parameters) -> Reply:
@@ -66,8 +67,8 @@ class FESSGDA:
     gamma: StepSize
     p: Weight = 0.1
     beta: Exponent = 0.5
-    eta_g: StepSize = 1.0
-    gamma_g: StepSize = 1.0
+    eta_g: Positive = 1.0
+    gamma_g: Positive = 1.0
     K: Count = 10
 
     def init(self, z: Pair) -> Smoothed:

@@ -29,6 +29,7 @@ from fedsaddle.core import (
     Pair,
     Parameters,
     Phase,
+    Positive,
     Reply,
     StepSize,
     Turn,
@@ -128,7 +129,7 @@ class FeDualEx:
     proximal: ClassVar[bool] = True
 
     eta_l: StepSize
-    eta_g: StepSize = 1.0
+    eta_g: Positive = 1.0
     K: Count = 10
 
     def length(self, t: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from fedsaddle.core import (
     Pair,
     Parameters,
     Phase,
+    Positive,
     Reply,
     StepSize,
     Turn,
@@ -36,8 +37,8 @@ class SAGDA(Tracking):
 
     eta: StepSize
     gamma: StepSize
-    eta_g: StepSize = 1.0
-    gamma_g: StepSize = 1.0
+    eta_g: Positive = 1.0
+    gamma_g: Positive = 1.0
     K: Count = 10
 
     def anchor(self, client: Client, z: Pair) -> Pair:

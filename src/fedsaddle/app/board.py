@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedsaddle.app.jobs import hands_beside
 from fedsaddle.app.run import PLAINLY, Way
 from fedsaddle.app.sitting import Sitting, resuming
 from fedsaddle.board.html import write_html
@@ -137,13 +138,15 @@ def board(
     device: str | None = None,
     resume: bool = False,
     minutes: float | None = None,
+    jobs: int = 1,
     page: Path | None = None,
     command: str = "fedsaddle board",
     way: Way = PLAINLY,
 ) -> Boarded:
     """Play what was chosen, or what is left of it, and write the pages of all that has been played.
 
-    After so many `minutes` it stops as Ctrl-C does: with a checkpoint, to be resumed.
+    After so many `minutes` it stops as Ctrl-C does: with a checkpoint, to be resumed. With `jobs`, so many
+    trials are run at once.
     """
     draw = Draw(form, out, chosen)
     trials = draw.trials
@@ -151,6 +154,28 @@ def board(
         raise BadInput("nobody who was named fits a task and fleet that were named")
     if not resume and any(is_begun(out / trial.name) for trial in trials):
         raise BadInput(f"{out} already holds some of this: go on with --resume, or choose another --out")
+    play_left = partial(_play_left, chosen, out, form, device, None, jobs, command)
+    with hands_beside(jobs, play_left, way.show):
+        code = _play_left(chosen, out, form, device, minutes, jobs, command, way)
+    hung = hang(draw, command)
+    place = page or out / "board.md"
+    html = place.with_name(f"{place.stem}-tables.html")  # the page may become HTML of its own name
+    write_html(hung, html)
+    return Boarded(place, html, write_board(hung, place), code)
+
+
+def _play_left(
+    chosen: Pick,
+    out: Path,
+    form: BoardForm,
+    device: str | None,
+    minutes: float | None,
+    jobs: int,
+    command: str,
+    way: Way,
+) -> int:
+    """Play what is left of what was chosen, to an exit code."""
+    draw = Draw(form, out, chosen)
     sitting = Sitting[BoardTrial](
         out,
         device,
@@ -160,14 +185,9 @@ def board(
         lambda trial: trial.tables(),
         lambda trial: own_code(trial.match.entrant, chosen.code),
         frozenset({ALL_DIVERGED}),
-        lambda some: told_left(out, some, draw.matches),
+        lambda some: told_left(out, some, draw.matches, jobs),
     )
-    code = sitting.through(trials)
-    hung = hang(draw, command)
-    place = page or out / "board.md"
-    html = place.with_name(f"{place.stem}-tables.html")  # the page may become HTML of its own name
-    write_html(hung, html)
-    return Boarded(place, html, write_board(hung, place), code)
+    return sitting.through(draw.trials)
 
 
 def hang(draw: Draw, command: str) -> Hung:
@@ -209,15 +229,15 @@ class HowFar(NamedTuple):
 
 
 def paces(out: Path, matches: Sequence[Match]) -> dict[str, float]:
-    """Seconds a round of one lane of each task, by the trials that have come to their end here."""
+    """Seconds a visit of each task, by the trials that have come to their end here."""
     spent: dict[str, list[float]] = {}
     for match in matches:
         for trial in match.trials:
             if is_finished(out / trial.name):
                 own = spent.setdefault(match.task.name, [0.0, 0.0])
                 own[0] += seconds_of(out / trial.name)
-                own[1] += trial.lane_rounds
-    return {name: seconds / max(rounds, 1.0) for name, (seconds, rounds) in spent.items()}
+                own[1] += trial.visits
+    return {name: seconds / max(visits, 1.0) for name, (seconds, visits) in spent.items()}
 
 
 def left_of(out: Path, trials: Sequence[BoardTrial], pace: dict[str, float]) -> float | None:
@@ -225,11 +245,11 @@ def left_of(out: Path, trials: Sequence[BoardTrial], pace: dict[str, float]) -> 
     left = [trial for trial in trials if not is_finished(out / trial.name)]
     if not all(trial.match.task.name in pace for trial in left):
         return None
-    return sum(trial.lane_rounds * pace[trial.match.task.name] for trial in left)
+    return sum(trial.visits * pace[trial.match.task.name] for trial in left)
 
 
-def told_left(out: Path, trials: Sequence[BoardTrial], matches: Sequence[Match]) -> str:
-    """In words, for somebody who waits."""
+def told_left(out: Path, trials: Sequence[BoardTrial], matches: Sequence[Match], jobs: int = 1) -> str:
+    """In words, for somebody who waits for so many trials at once."""
     pace = paces(out, matches)
     known = [trial for trial in trials if trial.match.task.name in pace]
     seconds = left_of(out, known, pace)
@@ -237,7 +257,7 @@ def told_left(out: Path, trials: Sequence[BoardTrial], matches: Sequence[Match])
         return ""
     rest = len({trial.match.task.name for trial in trials} - pace.keys())
     more = f", and {rest} task{'s' if rest > 1 else ''} that nothing is known of" if rest else ""
-    return f"; {_about(seconds)} left{more}"
+    return f"; {_about(seconds / jobs)} left{more}"
 
 
 def _about(seconds: float) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedsaddle.app.jobs import hands_beside
 from fedsaddle.app.run import PLAINLY, Way
 from fedsaddle.app.sitting import Sitting, resuming
 from fedsaddle.border.slips import exhibits_named
@@ -36,23 +38,43 @@ def reproduce(
     device: str | None = None,
     resume: bool = False,
     minutes: float | None = None,
+    jobs: int = 1,
     page: Path | None = None,
     command: str = "",
     way: Way = PLAINLY,
 ) -> Reproduced:
     """Run the trials behind some exhibits, or those that are left, and write the page of all there is.
 
-    After so many `minutes` it stops as Ctrl-C does: with a checkpoint, to be resumed.
+    After so many `minutes` it stops as Ctrl-C does: with a checkpoint, to be resumed. With `jobs`, so many
+    trials are run at once.
     """
-    wanted, every = exhibits_named(names), trials(form)
+    exhibits_named(names)
+    every = trials(form)
     place = page or out / "paper.md"
-    chosen = [one for one in every.values() if one.name in _behind(wanted, every)]
     if not resume and any(is_begun(out / name) for name in every):
         raise BadInput(f"{out} already holds trials: go on with --resume, or choose another --out")
     for folder, what in ((out, "keep trials in"), (place.parent, "write a page into")):
         _make(folder, what)
     device_named(device or "auto")
     command = command or f"fedsaddle reproduce {' '.join(names)}"
+    run_left = partial(_run_left, names, out, form, device, None, command)
+    with hands_beside(jobs, run_left, way.show):
+        code = _run_left(names, out, form, device, minutes, command, way)
+    return Reproduced(place, write_page(hall_of(form, out, place.parent), place, command), code)
+
+
+def _run_left(
+    names: Sequence[str],
+    out: Path,
+    form: Form,
+    device: str | None,
+    minutes: float | None,
+    command: str,
+    way: Way,
+) -> int:
+    """Run what is left of the trials behind some exhibits, to an exit code."""
+    every = trials(form)
+    behind = _behind(exhibits_named(names), every)
 
     def tables(trial: Trial) -> dict[str, Any] | None:
         try:
@@ -61,8 +83,8 @@ def reproduce(
             way.show.say(f"{trial.name} is left out: {error}")
             return None
 
-    code = Sitting[Trial](out, device, minutes, way, resuming(command), tables).through(chosen)
-    return Reproduced(place, write_page(hall_of(form, out, place.parent), place, command), code)
+    sitting = Sitting[Trial](out, device, minutes, way, resuming(command), tables)
+    return sitting.through([one for one in every.values() if one.name in behind])
 
 
 def _make(folder: Path, what: str) -> None:

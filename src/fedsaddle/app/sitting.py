@@ -1,4 +1,7 @@
-"""Trials one after another, in as many sittings as it takes: what is done is not done again."""
+"""Trials one after another, in as many sittings as it takes: what is done is not done again.
+
+Several processes can sit over one folder: each trial has a lock, and what another one is at is passed over.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
+
+from filelock import FileLock, Timeout
 
 from fedsaddle.app.run import Way, run, sweep
 from fedsaddle.errors import BadInput
@@ -23,9 +28,12 @@ class AnyTrial(Protocol):
     def name(self) -> str: ...  # the folder, below that of all
     @property
     def sweeps(self) -> bool: ...
+    @property
+    def after(self) -> str: ...  # the trial that it goes by; nothing, if there is none
 
 
 OneTrial = TypeVar("OneTrial", bound=AnyTrial)
+WAIT = 0.5  # seconds between looks at what other processes are at
 
 
 @dataclass(frozen=True)
@@ -46,27 +54,55 @@ class Sitting(Generic[OneTrial]):
     def through(self, chosen: Sequence[OneTrial]) -> int:
         """Run what is left of some trials, in their order. To an exit code."""
         end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
-        for number, trial in enumerate(chosen, start=1):
-            folder = self.out / trial.name
-            found = self.tables(trial)
-            if found is None:
-                continue
-            text = to_toml(found)
-            self._check_same(trial, text)
-            if is_finished(folder):
-                continue
-            if end is not None and time.monotonic() >= end:
-                done = sum(is_finished(self.out / one.name) for one in chosen)
-                many = f"{done} of {len(chosen)} trials done"
-                self.way.show.say(f"stopped after {self.minutes:g} minutes, {many}; go on with: {self.again}")
-                return INTERRUPTED
-            self.way.show.say(
-                f"trial {number} of {len(chosen)}: {trial.name}{self.left(chosen[number - 1 :])}"
-            )
-            code = self._run(trial, folder, text, end)
-            if code and code not in self.passes:
-                return code
+        left = list(enumerate(chosen, start=1))
+        while left:
+            busy = set[str]()  # with another process, or waiting for what is
+            for number, trial in left:
+                code = None if trial.after in busy else self._attend(trial, number, chosen, end)
+                if code is None:
+                    busy.add(trial.name)
+                elif code and code not in self.passes:
+                    return code
+            if len(busy) == len(left) and self._asked_while_waiting():
+                return self._stopped("stopped", chosen)
+            left = [(number, trial) for number, trial in left if trial.name in busy]
         return 0
+
+    def _attend(
+        self, trial: OneTrial, number: int, chosen: Sequence[OneTrial], end: float | None
+    ) -> int | None:
+        """Run what is left of a trial, to an exit code; none, if another process is at it."""
+        folder, found = self.out / trial.name, self.tables(trial)
+        if found is None:
+            return 0
+        text = to_toml(found)
+        self._check_same(trial, text)
+        if is_finished(folder):
+            return 0
+        if end is not None and time.monotonic() >= end:
+            return self._stopped(f"stopped after {self.minutes:g} minutes", chosen)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(f"{folder}.lock", timeout=0):
+                if is_finished(folder):  # meanwhile
+                    return 0
+                self.way.show.say(
+                    f"trial {number} of {len(chosen)}: {trial.name}{self.left(chosen[number - 1 :])}"
+                )
+                return self._run(trial, folder, text, end)
+        except Timeout:
+            return None
+
+    def _asked_while_waiting(self) -> bool:
+        """Give the others some time; whether somebody wanted to stop in it."""
+        asked = self.way.asked()
+        time.sleep(WAIT)
+        return asked()
+
+    def _stopped(self, why: str, chosen: Sequence[OneTrial]) -> int:
+        done = sum(is_finished(self.out / one.name) for one in chosen)
+        self.way.show.say(f"{why}, {done} of {len(chosen)} trials done; go on with: {self.again}")
+        return INTERRUPTED
 
     def _check_same(self, trial: OneTrial, text: str) -> None:
         """Refuse a trial that another form or version has begun."""
@@ -82,9 +118,7 @@ class Sitting(Generic[OneTrial]):
         return self.out / f"{trial.name}.toml"
 
     def _run(self, trial: OneTrial, folder: Path, text: str, end: float | None) -> int:
-        file = self._file(trial)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, text.encode())
+        write_atomically(self._file(trial), text.encode())
         way = replace(
             self.way,
             folder=folder,
@@ -94,7 +128,7 @@ class Sitting(Generic[OneTrial]):
             asked=lambda: _or_late(self.way.asked(), end),
         )
         go = sweep if trial.sweeps else run
-        return go(str(file), way, device=self.device, code=self.code(trial)).code
+        return go(str(self._file(trial)), way, device=self.device, code=self.code(trial)).code
 
 
 def _or_late(asked: Callable[[], bool], end: float | None) -> Callable[[], bool]:

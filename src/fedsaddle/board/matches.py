@@ -15,6 +15,7 @@ from fedsaddle.board.scores import Worth, worth_of
 from fedsaddle.board.tasks import (
     BOARD_FLEETS,
     FIRST_SEED_OF_TUNING,
+    REFERENCE,
     VALIDATION_PART,
     BoardForm,
     BoardTask,
@@ -156,12 +157,20 @@ class BoardTrial:
         return f"{self.match.place}/{'tune' if self.sweeps else 'play'}"
 
     @property
-    def lane_rounds(self) -> float:
-        """How many rounds of one lane it has, about."""
+    def after(self) -> str:
+        return "" if self.sweeps else self.match.trials[0].name
+
+    @property
+    def visits(self) -> float:
+        """How often clients are asked in it, about."""
         form, task = self.match.form, self.match.task
-        rounds = self.match.terms.rounds if self.match.terms_known else 1.5 * task.rounds
+        if self.match.terms_known:
+            terms = self.match.terms
+            asked = terms.rounds * terms.phases * terms.invite
+        else:
+            asked = task.rounds * 2 * REFERENCE
         lanes = form.tries(task) * form.seeds_of_tuning if self.sweeps else 2 * form.fresh(task)
-        return lanes * rounds
+        return lanes * asked
 
     def tables(self) -> dict[str, Any] | None:
         """Its experiment; none, where no setting has survived."""

@@ -275,7 +275,8 @@ def notes_on_effect(bench: Bench, studies: Mapping[str, Study], wanted: Iterable
         if none and value != Experiment.model_fields[key].default:
             notes.append(f"{key} = {json.dumps(value)} has no effect: {none}")
     batches = any(phase.length(0.5) for study in studies.values() for phase in study.phases)
-    if "batch" in said and not batches:
+    shipped = {entry.rule for entry in ALGORITHMS.values()}  # a rule of one's own may ask for client.sample()
+    if "batch" in said and not batches and all(type(one.algorithm) in shipped for one in studies.values()):
         notes.append(f"batch = {checked.batch} has no effect: no minibatch is drawn here")
     rules: dict[str, Any] = {name: study.algorithm for name, study in studies.items()}
     own = {name: rule.K for name, rule in rules.items() if has_K(type(rule))}

@@ -48,7 +48,7 @@ def board(
     way = Way(show=Terminal(screen, sittings.quiet), asked=until_asked)
     done = carried_out(
         chosen, out=place, form=form, device=sittings.on, resume=sittings.resume, minutes=sittings.minutes,
-        page=sittings.page, command=_command(), way=way,
+        jobs=sittings.at_once, page=sittings.page, command=_command(), way=way,
     )  # fmt: skip
     print(f"board    {done.told}\npage     {done.page}\nhtml     {done.html}")
     raise typer.Exit(done.code)

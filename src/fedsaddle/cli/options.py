@@ -104,6 +104,7 @@ Fewer = Annotated[
 ]
 
 ENGINES = ("auto", "vectorised", "loop", "ray")
+MOST_JOBS = 8  # that nobody has asked for
 
 
 def engine_named(engine: str | None) -> str | None:
@@ -231,6 +232,9 @@ class Sittings:
     page: Annotated[Path | None, typer.Option(help="The page; by default, in that folder.")] = None
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the trials in that folder.")] = False
     minutes: Annotated[float | None, typer.Option(help="Stop in time, to go on with --resume.")] = None
+    jobs: Annotated[
+        int | None, typer.Option(help="So many trials at once; by default 1, with --quick one a core.")
+    ] = None
     quick: Annotated[bool, typer.Option("--quick", help="All of it in little, on data that ship.")] = False
     list_: Annotated[bool, typer.Option("--list", help="Show what there is, and how long it takes.")] = False
     quiet: Quiet = False
@@ -240,6 +244,8 @@ class Sittings:
             check_device(self.device.lower())
         if self.minutes is not None and not 0 < self.minutes < float("inf"):
             raise BadInput(f"--minutes must be above 0, got {self.minutes:g}")
+        if self.jobs is not None:
+            check_count("--jobs", self.jobs, most=256)
         if self.page is not None and self.page.suffix != ".md":
             raise BadInput(
                 f"--page is a page of Markdown: say {self.page.with_suffix('.md')}, not {self.page}"
@@ -251,6 +257,13 @@ class Sittings:
     @property
     def on(self) -> str | None:
         return self.device and self.device.lower()
+
+    @property
+    def at_once(self) -> int:
+        """How many trials; those of the little form need little memory."""
+        from fedsaddle.engine.compile.tapes import cores
+
+        return self.jobs or (min(cores(), MOST_JOBS) if self.quick else 1)
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:

@@ -120,9 +120,10 @@ class Texts:
     def _check(self, word: str, where: str) -> None:
         if word.lower() in MISSING:
             raise BadInput(f"{where}: the value is missing; fill it in, or leave out the row or the column")
-        if self.feature and re.fullmatch(r"-?\d+,\d+", word):
+        if self.feature and re.fullmatch(r"-?\d+(,\d+)+(\.\d*)?", word):
             raise BadInput(
-                f"{where}: '{word[:80]}' looks like a number with a decimal comma; write it with a point"
+                f"{where}: '{word[:80]}' looks like a number with a decimal comma, or commas between "
+                "thousands; write it with a point alone"
             )
         if self.feature and _is_number(word):
             raise BadInput(f"{where}: expected a word as in the lines before, got the number {word[:80]}")

@@ -133,7 +133,9 @@ class Deployed(Executor):
     def _blame(self, error: Spoilt) -> None:
         """Refuse the answers that stand out, and abandon their phase; if none does, bear it."""
         end, answers, measure = heard = self.heard[error.number]
-        worst = measure.too_large(heard.used, {}, known=1, together=False)
+        worst = {}
+        if any(_finite(answer) for answer in heard.used.values()):
+            worst = measure.too_large(heard.used, {}, known=1, together=False)
         if not worst:
             self._borne.add(error.number)
             return
@@ -154,6 +156,10 @@ class Deployed(Executor):
 
 def _of(pair: Pair, lane: int) -> Pair:
     return Pair(pair.x[lane], pair.y[lane])
+
+
+def _finite(answer: Message) -> bool:
+    return all(bool(torch.isfinite(leaf).all()) for leaf in tree_leaves(answer))
 
 
 def _sound(values: torch.Tensor) -> bool:

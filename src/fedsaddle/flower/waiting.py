@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from fedsaddle.checks import refuse
+from fedsaddle.checks import NOT_FINITE, REASONS, refuse
 from fedsaddle.core import Message
 from fedsaddle.fleet import Quorum, Verdict
 from fedsaddle.flower._flwr import ErrorCode
@@ -47,6 +47,7 @@ class Wait:
     good: dict[int, Message] = field(default_factory=dict)  # by client, as they arrive
     cut: dict[int, int] = field(default_factory=dict)  # the steps of walks that were cut short
     refused: dict[int, str] = field(default_factory=dict)
+    endless: dict[int, Message] = field(default_factory=dict)  # of those, answers that are not finite
     lost: list[int] = field(default_factory=list)
     away: dict[int, None] = field(default_factory=dict)  # whose turn came when they were not there, in order
     mine: set[str] = field(default_factory=set)  # messages that are not answered yet
@@ -70,6 +71,11 @@ class Wait:
             if verdict is not Verdict.WAIT and not self.sift():
                 break
             time.sleep(POLL)
+        if self.diverged():
+            self.good, self.refused, verdict = self.endless, {}, Verdict.GO
+            seated = self.seated()
+        for client in self.refused.keys() & self.endless.keys():
+            roll.strike(client, self.refused[client], self.most)
         used = seated if verdict is Verdict.GO else []
         return Gathering(
             self.invited,
@@ -85,6 +91,11 @@ class Wait:
             {client: self.cut[client] for client in used if client in self.cut},
             tuple(client for client in self.away if client not in self.invited),
         )
+
+    def diverged(self) -> bool:
+        """Whether nobody's answer is finite. Then it is the run that is not, and no device is to blame."""
+        least = max(2, self.quorum.minimum)
+        return len(self.endless) >= least and not self.good and self.refused.keys() == self.endless.keys()
 
     def seated(self) -> list[int]:
         """Whose good answers count: of each stratum the first, as many as are waited for."""
@@ -152,7 +163,8 @@ class Wait:
                 self.good[owed.client] = self.judged(reply, owed.client)
             except Refused as error:
                 self.refused[owed.client] = str(error)
-                self.roll.strike(owed.client, str(error), self.most)
+                if owed.client not in self.endless:  # those are judged together, in the end
+                    self.roll.strike(owed.client, str(error), self.most)
 
     def sift(self) -> bool:
         """Refuse what is far larger than this run's updates are; whether there was such a one."""
@@ -173,8 +185,10 @@ class Wait:
         made = self.planned if self.partial is None else integer(told, MADE, 1, self.planned)
         answer = unpack(reply.content, self.expected)
         why = refuse(answer, self.expected, self.down, self.limits)
-        if why is not None:
-            raise Refused(why)
         if made < self.planned:
             self.cut[client] = made
+        if why == REASONS[NOT_FINITE]:
+            self.endless[client] = answer
+        if why is not None:
+            raise Refused(why)
         return answer

@@ -111,6 +111,12 @@ class OwnTask(Measured):
         one, other = both[0], both[-1]
         return xi.mean(one) if one.dim() else one, xi.mean(other) if other.dim() else other
 
+    def loss(self, z: Pair, xi: Batch) -> Tensor:
+        """Of one loss its value, for rules that go by it."""
+        if self._game:
+            raise BadInput(f"{self.name} has two losses, and an algorithm with client.value needs one")
+        return self.values(z, xi)[0]
+
     def field(self, z: Pair, xi: Batch) -> Pair:
         if not self._game:
             slope: Pair = torch.func.grad(lambda z: self.values(z, xi)[0])(z)

@@ -44,9 +44,10 @@ class Quadratic:
 
     The blocks A = U diag(a) U', B = U diag(b) V', C = V diag(c) V' share their bases, so kappa, the
     smoothness L = 1 and the Hessian of Phi are set by construction: a < 0 makes f nonconvex in x, while Phi
-    is convex unless the `nonconvex` term (rho) is added. No C_i need be positive. What `dissimilarity` adds
-    to clients' gradients grows with |z|; what `waves` adds to gradients and Hessians is nowhere longer than
-    that. With a `start_seed`, runs with all seeds start at the same point.
+    is convex unless the `nonconvex` term (rho) is added. No C_i need be positive. `dissimilarity` is how far
+    a client's Hessian is from the mean at most: twice the paper's delta. What it adds to clients' gradients
+    grows with |z|; what `waves` adds to gradients and Hessians is nowhere longer than that. With a
+    `start_seed`, runs with all seeds start at the same point.
     """
 
     clients: Count = 200
