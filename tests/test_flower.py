@@ -300,12 +300,14 @@ def test_what_a_client_keeps_counts_once_its_round_has(nine, tmp_path):
     memory = Memory(tmp_path, "0" * 32, "codasca", 3)
     kept = memory.recall(1, blank)
     assert not torch.equal(kept.x, blank.x)
-    assert [path.name for path in memory.folder.iterdir()] == ["1.safetensors"]
+    assert sorted(int(path.stem) for path in memory.folder.iterdir()) == [0, 1]
     _, other = visit(site, call(site, round=2, t=1, kept=1))
     _, fresh = visit(site, call(site, round=2, t=1))
     assert not torch.equal(other["z"].x, fresh["z"].x)
+    for number in (3, 4):
+        visit(site, call(site, round=number, t=number - 1, kept=number - 1))
     with pytest.raises(wire.Refused, match="kept in round 0 is gone or damaged"):
-        visit(site, call(site, round=2, t=1, kept=0))
+        visit(site, call(site, round=4, t=1, kept=0))
     with pytest.raises(wire.Refused, match="kept in round 8 is gone"):
         visit(site, call(site, round=9, t=1, kept=8))
     assert torch.equal(memory.recall(1, blank).x, kept.x)  # what cannot be found removes nothing

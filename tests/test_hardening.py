@@ -56,6 +56,7 @@ from test_flower import (  # noqa: F401  (fixtures)
     Clients,
     Fleet,
     assert_replays,
+    assert_same_end,
     deployed,
     experiment,
     nine,
@@ -63,6 +64,7 @@ from test_flower import (  # noqa: F401  (fixtures)
     own,
     plan_of,
     quick,
+    simulated,
     told,
     wait_for,
 )
@@ -312,7 +314,30 @@ def test_a_server_cannot_fill_a_device(tmp_path, monkeypatch):
         assert one.recall(5 if number > 5 else -1, blank) == blank
         one.keep(number, blank)
     rounds = sorted(int(path.stem) for path in one.folder.iterdir())
-    assert rounds == [5, *range(49 - client.UNUSED, 50)]
+    assert rounds == [*range(5 - policy.BACK, 6), *range(49 - client.UNUSED, 50)]
+
+
+def test_who_remembers_goes_on_from_the_checkpoint_before(nine, tmp_path):  # noqa: F811
+    """The next round had begun when the last checkpoint was damaged: what counted before is still there."""
+
+    class Killed(BaseException):
+        pass
+
+    def answers(header, reply):
+        if [one["round"] for one in grid.asked].count(3) == 4:
+            raise Killed
+        return [(0.0, reply)]
+
+    plan = plan_of(nine, FOUR, algorithms=["codasca"], rounds=5)
+    grid = Clients(plan, tmp_path / "nodes", answers)
+    with pytest.raises(Killed):
+        deployed(plan, grid, tmp_path / "real")
+    flip(tmp_path / "real" / "checkpoint.json")
+    plan = plan_of(nine, FOUR, algorithms=["codasca"], rounds=5)
+    deployed(plan, Clients(plan, tmp_path / "nodes"), tmp_path / "real")
+    simulated(plan_of(nine, FOUR, algorithms=["codasca"], rounds=5), tmp_path / "sim")
+    assert_same_end(tmp_path / "real", tmp_path / "sim")
+    assert_replays(tmp_path / "real")
 
 
 # --- what a device lets a server ask -----------------------------------------------------------------------

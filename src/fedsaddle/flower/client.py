@@ -5,7 +5,7 @@ that experiment; a message that does not is refused with the reason, and nothing
 
 What a client keeps between rounds (CODASCA's c_i) stays in its folder. An answer may come too late or its
 round may be abandoned, and the client is not told. So each visit leaves a file named by its round, and the
-next message says which round's file counts: `kept`, or -1 for none. Older ones are removed then.
+next message says which round's file counts: `kept`, or -1 for none. Older ones are removed then, but for two.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedsaddle.errors import MOST, BadInput, printable
 from fedsaddle.flower._flwr import ClientApp, Context, RecordDict
 from fedsaddle.flower._flwr import Message as Envelope
 from fedsaddle.flower.journal import Journal
-from fedsaddle.flower.policy import LANES, Logbook, Policy, check_rows
+from fedsaddle.flower.policy import BACK, LANES, Logbook, Policy, check_rows
 from fedsaddle.flower.wire import (
     COUNT,
     FACT,
@@ -193,12 +193,13 @@ class Memory:
     def recall(self, round: int, blank: Pair) -> Pair:
         """What was kept in a round, or the beginning's. What is older is removed, once that could be read.
 
-        What is newer was not used; some of it stays, for a server that has only forgotten it for a moment.
+        Some of it stays, for a server that has lost its last checkpoint. What is newer was not used; some of
+        it stays too, for one that has only forgotten it for a moment.
         """
         kept = blank if round < 0 else self._read(round, blank)
         rounds = sorted(int(path.stem) for path in self.folder.glob("*.safetensors") if path.stem.isdecimal())
-        newer = [other for other in rounds if other > round]
-        for other in (*[other for other in rounds if other < round], *newer[:-UNUSED]):
+        older, newer = ([n for n in rounds if n < round], [n for n in rounds if n > round])
+        for other in (*older[:-BACK], *newer[:-UNUSED]):
             (self.folder / f"{other}.safetensors").unlink(missing_ok=True)
         return kept
 
