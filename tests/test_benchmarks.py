@@ -1,10 +1,11 @@
 """What is timed against the engine does the same work, and what is measured can be measured again."""
 
 import json
+import sys
 
 import pytest
 import torch
-from benchmarks import collapse, dropout, gan_gap, own_task, steady, unfinished
+from benchmarks import collapse, dropout, gan_gap, own_task, steady, turns, unfinished
 from benchmarks.plain import Plain
 from benchmarks.work import Order
 from benchmarks.workloads import Workload, write
@@ -246,3 +247,18 @@ def test_the_gap_of_a_gan_is_separated_in_little_and_gone_on_with(tmp_path, monk
     gan_gap.main(words)
     assert capsys.readouterr().out == first
     assert len((tmp_path / "gan-gap.csv").read_text().splitlines()) == 1 + 2 * 9
+
+
+def test_two_checkouts_take_turns(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(turns.WORKLOADS, "logistic-digits cdma-nc", 2)
+    monkeypatch.setattr(
+        sys, "argv", ["turns", str(turns.HERE), "--turns", "1", "--workload", "logistic-digits cdma-nc"]
+    )
+    turns.main()
+    cells = capsys.readouterr().out.splitlines()[-1].strip("| ").split(" | ")
+    assert cells[0] == "logistic-digits cdma-nc"
+    assert all(float(cell) > 0 for cell in cells[1:])
+    monkeypatch.setattr(sys, "argv", ["turns", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        turns.main()
+    assert "is no checkout; make one: git worktree add" in capsys.readouterr().err

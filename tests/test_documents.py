@@ -98,6 +98,7 @@ LISTED = {
     "python -m benchmarks.scale": NODES,
     "python -m benchmarks.soak": NODES,
     "python -m benchmarks.steady": LONG,
+    "python -m benchmarks.turns": "takes minutes and another checkout: tests/test_benchmarks.py",
     "python -m benchmarks.unfinished": "takes minutes: tests/test_partial.py does it in little",
     "python -m pytest": GPU,
 }
