@@ -333,6 +333,28 @@ def test_stopped_by_the_keyboard_it_can_be_resumed_and_leaves_nothing_running(tm
     assert of_session(process.pid) == []
 
 
+def test_a_cluster_that_dies_ends_the_run_with_a_line(tmp_path):
+    """Ray then ends this process, and neither Python nor we are asked."""
+    words = [*ARGUMENTS, "--rounds=100000", "--engine=ray", "--set=workers=1", f"--out={tmp_path / 'run'}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedsaddle", *words], start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    table = tmp_path / "run" / "rounds.csv"
+    while not table.exists() or "codasca,0,2," not in table.read_text():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    (raylet,) = (pid for pid in of_session(process.pid) if name_of(pid) == "raylet")
+    os.kill(raylet, signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode not in (0, 130)
+    assert "as it does when its Ray cluster dies; the run goes on from its checkpoint with --resume" in err
+    assert "Traceback" not in err
+
+
+def name_of(pid):
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
 # --- without a cluster -----------------------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_map
 
 from fedsaddle import scratch
 from fedsaddle.engine.executors.ray_worker import Job, Worker, arrays_of
+from fedsaddle.engine.executors.witness import Witness
 from fedsaddle.engine.phase import exchange
 from fedsaddle.engine.study import Executor, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Task, Visits
@@ -40,6 +41,10 @@ SENT_AS_CODE = (
 )
 START_SECONDS = 300.0  # that actors may take to start
 CONNECT_SECONDS = 10.0
+ENDED = (
+    "error: this process has ended without a word, as it does when its Ray cluster dies; the run goes on "
+    "from its checkpoint with --resume"
+)
 DEATHS = 3  # of each worker without any answer in between, before the run is given up
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0 keeps a cluster on this machine's own address
 
@@ -268,7 +273,7 @@ class Ray(Executor):
                 except BaseException:
                     _shut_down([], True, folder)
                     raise
-                self._end = weakref.finalize(self, _shut_down, self._hands, True, folder)
+                self._end = weakref.finalize(self, _shut_down, self._hands, True, folder, Witness(ENDED))
                 if start.address_info["node_ip_address"] != "127.0.0.1":
                     self.close()
                     raise _imported_before()
@@ -281,7 +286,8 @@ class Ray(Executor):
                     line = " ".join(str(error).split())
                     raise BadInput(f"cannot join the Ray cluster at '{self.address}': {line}") from None
         if self._end is None:
-            self._end = weakref.finalize(self, _shut_down, self._hands, ours, folder)
+            witness = Witness(ENDED) if ours else None
+            self._end = weakref.finalize(self, _shut_down, self._hands, ours, folder, witness)
 
 
 def _stay_on_this_machine() -> None:
@@ -350,10 +356,12 @@ def _kill(hands: list[_Hand]) -> None:
             ray.kill(hand.actor)
 
 
-def _shut_down(hands: list[_Hand], ours: bool, folder: str | None) -> None:
+def _shut_down(hands: list[_Hand], ours: bool, folder: str | None, witness: Witness | None = None) -> None:
     """End what was started here and nothing else."""
     import ray
 
+    if witness is not None:
+        witness.dismiss()
     if ray.is_initialized():
         _kill(hands)
         if ours:
