@@ -939,6 +939,27 @@ def test_counts_are_waited_for_and_looked_at(own, tmp_path):
     assert any(line.startswith("client 2 is refused: count.positives must be") for line in said)
 
 
+def test_a_device_that_says_to_hold_most_rows_is_named(own, tmp_path):
+    """It may be true; if it is not, what all go by is this device's word."""
+    path, files = own
+    plan = plan_of(path, devices=True)
+
+    def answers(header, reply):
+        if "round" not in header and header["client"] == 2:
+            reply.__dict__["_content"] = spoilt(reply, header={"count.rows": 10**6, "count.positives": 1})
+        return [(0.0, reply)]
+
+    grid = Clients(plan, tmp_path / "nodes", answers)
+    sites = [Site.holding(plan_of(path, devices=True), n, tmp_path / str(n), str(files[n])) for n in range(3)]
+    grid.apps = {site.client: client_app(site) for site in sites}
+    said = []
+    deployed(plan, grid, tmp_path / "real", said)
+    (line,) = (line for line in said if "holds" in line)
+    assert line.startswith(
+        "client 2 says that it alone holds 1000000 of them; if that is wrong, revoke its key"
+    )
+
+
 def test_what_does_not_fit_rows_on_devices_is_refused(own, nine, tmp_path):
     path, files = own
     with pytest.raises(BadInput, match="on devices"):

@@ -229,7 +229,12 @@ class Deployment:
                 self._wait_for_nodes(study.quorum, list(self.roll.nodes), self.roll.barred(STRIKES))
                 counts |= self._counts(problem)
             self.facts = problem.facts(list(counts.values()))
-            self.roll.say(f"{len(counts)} devices hold {sum(one['rows'] for one in counts.values())} rows")
+            every = sum(one["rows"] for one in counts.values())
+            self.roll.say(f"{len(counts)} devices hold {every} rows")
+            for client, own in counts.items():
+                if len(counts) > 2 and own["rows"] > every / 2:
+                    told = f"client {client} says that it alone holds {own['rows']} of them"
+                    self.roll.say(f"{told}; if that is wrong, revoke its key and begin again")
             if path is not None:
                 write_atomically(path, sealed(json.dumps(self.facts).encode()))
         problem.learn(self.facts)
