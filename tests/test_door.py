@@ -23,6 +23,7 @@ import pytest
 pytest.importorskip("flwr")
 
 import httpx
+from benchmarks import scale
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedsaddle.flower import deploy, door, keys, link, node, post, signing, supervise
@@ -593,3 +594,13 @@ def test_a_history_that_somebody_has_changed_ends_a_server_in_one_line(fleet):
     last = fleet.log("server").splitlines()[-1]
     assert f"Z error: {path} is damaged: its checksum does not match" in last
     assert "Traceback" not in fleet.log("server")
+
+
+def test_many_devices_answer_within_a_deadline(monkeypatch):
+    """Once a device and phase cost the SuperLink 0.4 to 1.1 CPU seconds, and 64 devices were too many."""
+    monkeypatch.setattr(scale, "DEADLINE", 15.0)
+    found = scale.scale(40, rounds=2)
+    assert found["abandoned"] == 0
+    assert found["answers_used"] == 40
+    assert found["seconds_most"] < 15.0
+    assert found["superlink_cpu_per_node"] < 0.1
