@@ -14,6 +14,7 @@ import fedsaddle as fs
 from fedsaddle.engine.round import play
 from fedsaddle.engine.study import begin, points
 from fedsaddle.problems import AUC, Robust
+from fedsaddle.report.spent import NOTHING_SPENT
 
 PROBLEMS = {
     "logistic": lambda: AUC(clients=20, network="logistic", mean="clients"),
@@ -159,7 +160,8 @@ def test_a_copy_that_git_does_not_know_has_to_be_told_its_commit(tmp_path, monke
         with pytest.raises(SystemExit):
             study.main([f"--out={tmp_path}"])
         assert "say which, with --commit" in capsys.readouterr().err
-    monkeypatch.setattr(collapse, "measure", lambda *_: [])
+    monkeypatch.setattr(collapse, "measure", lambda given, *place: seen({}, 2, scorings=place[1:]))
+    monkeypatch.setattr("benchmarks.provenance.spent_in", lambda folders: NOTHING_SPENT)
     collapse.main([f"--out={tmp_path}", "--commit=abc1234"])
     assert "Measured at commit abc1234 by:" in (tmp_path / "collapse.md").read_text()
 
