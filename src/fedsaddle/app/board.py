@@ -155,6 +155,7 @@ def board(
     if not resume and any(is_begun(out / trial.name) for trial in trials):
         raise BadInput(f"{out} already holds some of this: go on with --resume, or choose another --out")
     play_left = partial(_play_left, chosen, out, form, device, None, jobs, command)
+    jobs = min(jobs, sum(not is_finished(out / trial.name) for trial in trials))
     with hands_beside(jobs, play_left, way.show):
         code = _play_left(chosen, out, form, device, minutes, jobs, command, way)
     hung = hang(draw, command)

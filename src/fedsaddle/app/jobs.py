@@ -37,7 +37,7 @@ def hands_beside(jobs: int, part: RunLeft, show: Show) -> Iterator[None]:
 
     `part` is sent to them, so it is a function of a module, with what it is told.
     """
-    if jobs == 1:
+    if jobs <= 1:
         yield
         return
     context, shares, before = mp.get_context("spawn"), _shares(jobs), _cores()

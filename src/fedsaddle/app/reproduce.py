@@ -19,7 +19,7 @@ from fedsaddle.paper.hall import hall_of
 from fedsaddle.paper.page import write_page
 from fedsaddle.paper.trials import Trial, trials
 from fedsaddle.paper.winners import NothingSurvived, experiment_of_trial
-from fedsaddle.report.spent import is_begun
+from fedsaddle.report.spent import is_begun, is_finished
 
 
 class Reproduced(NamedTuple):
@@ -48,8 +48,7 @@ def reproduce(
     After so many `minutes` it stops as Ctrl-C does: with a checkpoint, to be resumed. With `jobs`, so many
     trials are run at once.
     """
-    exhibits_named(names)
-    every = trials(form)
+    wanted, every = exhibits_named(names), trials(form)
     place = page or out / "paper.md"
     if not resume and any(is_begun(out / name) for name in every):
         raise BadInput(f"{out} already holds trials: go on with --resume, or choose another --out")
@@ -58,6 +57,7 @@ def reproduce(
     device_named(device or "auto")
     command = command or f"fedsaddle reproduce {' '.join(names)}"
     run_left = partial(_run_left, names, out, form, device, None, command)
+    jobs = min(jobs, sum(not is_finished(out / name) for name in _behind(wanted, every)))
     with hands_beside(jobs, run_left, way.show):
         code = _run_left(names, out, form, device, minutes, command, way)
     return Reproduced(place, write_page(hall_of(form, out, place.parent), place, command), code)
