@@ -376,6 +376,24 @@ def test_logs_are_short(tmp_path, monkeypatch):
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 48_000
 
 
+def test_a_log_that_is_gone_is_begun_again(tmp_path):
+    """Removed by a person, or put aside when no descriptor was left for the next one."""
+    log = tmp_path / "log"
+
+    def talk():
+        log.unlink()
+        until = time.monotonic() + 20
+        while not log.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        os.write(1, b"said")
+        time.sleep(0.5)
+
+    family = supervise.Processes()
+    child = family.start("talker", talk, log)
+    wait_for(lambda: not child.alive(), 60)
+    assert log.read_text().endswith("said")
+
+
 def test_what_dies_soon_is_started_again_ever_later(monkeypatch):
     slept = []
     monkeypatch.setattr(deploy.time, "sleep", slept.append)

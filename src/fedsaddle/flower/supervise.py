@@ -123,9 +123,10 @@ def _watch(parent: int, log: Path | None) -> None:
     """End this process soon after its parent, and keep its log short."""
     while os.getppid() == parent:
         time.sleep(0.2)
-        with contextlib.suppress(OSError):  # a full disk, a folder that is gone
-            if log is not None and log.stat().st_size > LOG:
+        with contextlib.suppress(OSError):  # a full disk, a folder that is gone, no descriptor left
+            if log is not None and log.exists() and log.stat().st_size > LOG:
                 log.replace(log.with_name(f"{log.name}.1"))
+            if log is not None and not log.exists():
                 _write_to(log)
     os._exit(1)
 
