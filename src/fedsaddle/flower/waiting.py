@@ -47,7 +47,7 @@ class Wait:
     good: dict[int, Message] = field(default_factory=dict)  # by client, as they arrive
     cut: dict[int, int] = field(default_factory=dict)  # the steps of walks that were cut short
     refused: dict[int, str] = field(default_factory=dict)
-    endless: dict[int, Message] = field(default_factory=dict)  # of those, answers that are not finite
+    not_finite: dict[int, Message] = field(default_factory=dict)  # of those, answers that are not finite
     lost: list[int] = field(default_factory=list)
     away: dict[int, None] = field(default_factory=dict)  # whose turn came when they were not there, in order
     mine: set[str] = field(default_factory=set)  # messages that are not answered yet
@@ -72,9 +72,9 @@ class Wait:
                 break
             time.sleep(POLL)
         if self.diverged():
-            self.good, self.refused, verdict = self.endless, {}, Verdict.GO
+            self.good, self.refused, verdict = self.not_finite, {}, Verdict.GO
             seated = self.seated()
-        for client in self.refused.keys() & self.endless.keys():
+        for client in self.refused.keys() & self.not_finite.keys():
             roll.strike(client, self.refused[client], self.most)
         used = seated if verdict is Verdict.GO else []
         return Gathering(
@@ -95,7 +95,9 @@ class Wait:
     def diverged(self) -> bool:
         """Whether nobody's answer is finite. Then it is the run that is not, and no device is to blame."""
         least = max(2, self.quorum.minimum)
-        return len(self.endless) >= least and not self.good and self.refused.keys() == self.endless.keys()
+        return (
+            len(self.not_finite) >= least and not self.good and self.refused.keys() == self.not_finite.keys()
+        )
 
     def seated(self) -> list[int]:
         """Whose good answers count: of each stratum the first, as many as are waited for."""
@@ -163,7 +165,7 @@ class Wait:
                 self.good[owed.client] = self.judged(reply, owed.client)
             except Refused as error:
                 self.refused[owed.client] = str(error)
-                if owed.client not in self.endless:  # those are judged together, in the end
+                if owed.client not in self.not_finite:  # those are judged together, in the end
                     self.roll.strike(owed.client, str(error), self.most)
 
     def sift(self) -> bool:
@@ -188,7 +190,7 @@ class Wait:
         if made < self.planned:
             self.cut[client] = made
         if why == REASONS[NOT_FINITE]:
-            self.endless[client] = answer
+            self.not_finite[client] = answer
         if why is not None:
             raise Refused(why)
         return answer
