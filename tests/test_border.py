@@ -346,6 +346,7 @@ def test_the_resolved_experiment_says_every_key(tmp_path):
         "collect": None,
         "partial_work": None,
         "stratified": False,
+        "replacement": False,
     }
     assert found["merge"] == {"rule": "mean", "clip": None, "weights": "equal", "most_weight": 10.0}
     assert (found["checks"], found["faults"], found["history"]) == (None, None, False)

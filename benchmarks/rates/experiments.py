@@ -194,6 +194,23 @@ def t2(size: Size) -> list[Point]:
     return over_T(size, quadratic())
 
 
+def t2c(size: Size) -> list[Point]:
+    """The theorems' cohorts, drawn with replacement, beside ours, of a few clients and of many."""
+    T = min(size.most, 1024)
+    return [
+        Point(
+            f"cdma-one, {name} replacement",
+            quadratic(clients=clients),
+            (one(0.25),),
+            T,
+            clients,
+            quorum=fs.Quorum(invite=8, replacement=again),
+        )
+        for clients in ((16, 64) if size.little else (16, 64, 1000))
+        for name, again in (("with", True), ("without", False))
+    ]
+
+
 def t4(size: Size) -> list[Point]:
     problem, T = quadratic(clients=10_000), min(size.most, 1024)  # noise governs from T = 16 S on
     return [
@@ -309,6 +326,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "T1": Experiment("drift: NC has a bias of order h^2 and K^2, ONE has none", t1, "h or K", "last", False),
     "T2": Experiment("rate in T: -1/2 (NC, ONE), -2/3 (ADA)", t2, "T", "Y", bounds=RATES),
     "T2b": Experiment("Theorem 3's own mean: over local iterates", lambda size: [], "T", "Y"),
+    "T2c": Experiment("cohorts without replacement: (N - S)/(N - 1) of the noise", t2c, "N", "late"),
     "T3": Experiment(
         "without sampling noise: -2/3 (NC), -1 (ONE)",
         t3,

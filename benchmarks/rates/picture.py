@@ -16,6 +16,7 @@ from benchmarks.rates.verdicts import Curves
 
 SAID = {
     "Y": "mean of |grad Phi|$^2$ over t < T",
+    "late": "mean of |grad Phi|$^2$ over the last quarter",
     "last": "|grad Phi|$^2$ at the end",
     "reached": "rounds to the goal",
 }

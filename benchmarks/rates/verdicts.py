@@ -134,6 +134,19 @@ def t2(name: str, curves: Curves) -> list[Verdict]:
     return found
 
 
+def t2c(name: str, curves: Curves) -> list[Verdict]:
+    """Ours against the theorems': the factor by which a cohort of different clients is less noisy."""
+    found = []
+    for N, place in curves["cdma-one, without replacement"].items():
+        S = place.point.quorum.invite
+        due = (N - S) / (N - 1)
+        own = ratio(place.values("late"), curves["cdma-one, with replacement"][N].values("late"))
+        says = "refuted" if own.low > 1.1 * due or own.high < 0.9 * due else "consistent with the bound"
+        asked = f"{due:.3f}; refuted beyond 10 %"
+        found.append(Verdict(f"without / with replacement, N = {N:.0f}", told(own), asked, says))
+    return found
+
+
 def flat_from(places: Mapping[float, Place]) -> float:
     """The first K at which doubling it no longer saves a quarter of the rounds; infinity if none."""
     Ks = sorted(places)
@@ -251,6 +264,7 @@ def t13(name: str, curves: Curves) -> list[Verdict]:
 JUDGES: dict[str, Callable[[str, Curves], list[Verdict]]] = {
     "T1": t1,
     "T2": t2,
+    "T2c": t2c,
     "T6": t6,
     "T6b": t6b,
     "T7": t7,

@@ -103,6 +103,12 @@ def choose(key: Tensor, population: int, count: int) -> list[list[int]]:
     return chosen
 
 
+def choose_with_replacement(key: Tensor, population: int, count: int) -> list[list[int]]:
+    """The same where a number may come again."""
+    chosen: list[list[int]] = (words(key, count) % population).tolist()
+    return chosen
+
+
 def choose_weighted(key: Tensor, weights: Tensor, count: int) -> list[list[int]]:
     """The same with a weight for each number: one after another, each with odds of its weight."""
     # The smallest of independent exponentials with rates w falls on i with odds w_i; so do the next ones.

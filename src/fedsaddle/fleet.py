@@ -62,6 +62,7 @@ class Quorum:
     collect: Count | None = None  # S^ of phases without local steps, if it is another
     partial_work: Duration | None = None  # seconds after which a device sends the steps that it has made
     stratified: bool = False  # of each stratum, wait for its share of the S_t
+    replacement: bool = False  # draw with replacement: who is drawn twice is asked once, and counts twice
 
     def __post_init__(self) -> None:
         check(self)
@@ -80,6 +81,8 @@ class Quorum:
             )
         if self.collect is not None and self.collect < self.minimum:
             raise BadInput(f"collect must be at least minimum ({self.minimum}), got {self.collect}")
+        if self.replacement and (self.enough or self.partial_work or self.stratified):
+            raise BadInput("replacement waits for all: leave enough, partial_work and stratified out")
 
     @property
     def collecting(self) -> Quorum:
@@ -190,21 +193,23 @@ def invite(
     weights: Tensor | None = None,
     barred: Sequence[Collection[int]] = (),
     strata: Tensor | None = None,
+    replacement: bool = False,
 ) -> Tensor:
     """The clients (lane, count) that each lane invites: uniformly, by weight, or strata taking turns.
 
-    Rounds and phases may be many, in dimensions before the lanes'. Those that a lane has `barred` are passed
-    over: they come last, where too few others are left.
+    Rounds and phases may be many, in dimensions before the lanes'. Those that a lane has `barred` come
+    last, where too few others are left. With `replacement` a client may come again.
     """
     key, most = draws.key(draws.COHORT, seeds, round, phase), max(map(len, barred), default=0)
-    drawn = min(clients, count + most)
+    drawn = count + most if replacement else min(clients, count + most)
     keys, whose = key.flatten().unique(return_inverse=True)  # lanes of one seed draw alike
     if strata is not None:
         chosen = draws.choose_in_turn(keys, strata, drawn)
     elif weights is not None:
         chosen = draws.choose_weighted(keys, weights, drawn)
     else:
-        chosen = draws.choose(keys, clients, drawn)
+        choose = draws.choose_with_replacement if replacement else draws.choose
+        chosen = choose(keys, clients, drawn)
     if most:
         chosen = [
             sorted(chosen[own], key=lambda client: client in out)[:count]  # stable: the others stay in order

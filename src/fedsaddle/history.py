@@ -13,6 +13,7 @@ owed its answer when the line was written. `duplicate`, if it is there, names cl
 `away`, if it is there, names clients that were passed over, in whose turn others were invited: they were not
 online, or still owed an answer.
 `steps`, if it is there, says how many local steps those in `used` have made whose walks were cut short.
+`times`, if it is there, says how often those in `used` count that were drawn more than once.
 An abandoned phase is the last of its round and uses nothing.
 """
 
@@ -42,6 +43,7 @@ class Gathering(NamedTuple):
     overdue: Sequence[int] = ()  # whose answers to an earlier round came only now; counted as late
     steps: Mapping[int, int] = {}  # of those used, whose walks were cut short: to so many
     away: Sequence[int] = ()  # who would have been invited, and could not be
+    times: Mapping[int, int] = {}  # of those used, who were drawn more than once: so often
 
 
 class Told(NamedTuple):
@@ -78,6 +80,8 @@ def line(told: Told) -> str:
         entry["steps"] = {str(client): steps for client, steps in own.steps.items()}
     if own.away:
         entry["away"] = list(own.away)
+    if own.times:
+        entry["times"] = {str(client): times for client, times in own.times.items()}
     return json.dumps(entry, allow_nan=False) + "\n"
 
 
@@ -166,6 +170,7 @@ FIELDS = {
     "overdue": list,
     "steps": dict,
     "away": list,
+    "times": dict,
 }
 
 
@@ -177,7 +182,7 @@ def _told(text: str, rules: dict[str, Rules]) -> Told:
         raise _Broken("it is not JSON") from None
     if not isinstance(entry, dict):
         raise _Broken("it is not an object")
-    entry = {"duplicate": [], "overdue": [], "steps": {}, "away": [], **entry}
+    entry = {"duplicate": [], "overdue": [], "steps": {}, "away": [], "times": {}, **entry}
     for key in {*entry, *FIELDS}:
         if key not in entry:
             raise _Broken(f"'{key}' is missing")
@@ -211,6 +216,7 @@ def _told(text: str, rules: dict[str, Rules]) -> Told:
         overdue=tuple(entry["overdue"]),
         steps={_client(key): steps for key, steps in entry["steps"].items()},
         away=tuple(entry["away"]),
+        times={_client(key): times for key, times in entry["times"].items()},
     )
     _obeys(own, rule, rule.quorums[entry["phase"]])
     return Told(entry["algorithm"], entry["seed"], entry["round"], entry["phase"], own)
@@ -234,6 +240,13 @@ def _obeys(own: Gathering, rule: Rules, quorum: Quorum) -> None:
             raise _Broken(f"client {client} made {str(steps)[:30]} steps")
         if quorum.partial_work is None:
             raise _Broken(f"the walk of client {client} was cut short, and partial_work is not set")
+    for client, times in own.times.items():
+        if client not in own.used:
+            raise _Broken(f"times of client {client}, whose answer was not used")
+        if isinstance(times, bool) or not isinstance(times, int) or not 2 <= times <= quorum.invite:
+            raise _Broken(f"client {client} counts {str(times)[:30]} times")
+        if not quorum.replacement:
+            raise _Broken(f"client {client} counts {times} times, and replacement is not set")
     if own.verdict is Verdict.ABANDON and own.used:
         raise _Broken("an abandoned phase uses nothing")
     if own.verdict is Verdict.GO and not quorum.minimum <= len(own.used) <= quorum.wanted:

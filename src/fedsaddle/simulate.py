@@ -32,7 +32,7 @@ from fedsaddle.outcome import Made, Outcome
 from fedsaddle.problem import Held, Problem, name_of
 from fedsaddle.ranges import check
 from fedsaddle.steady import AS_THEY_ARE, Steady
-from fedsaddle.strata import Strata, check_strata, strata_of, tied
+from fedsaddle.strata import Strata, check_sampling, strata_of, tied
 
 
 class Hyperparameter(typing.NamedTuple):
@@ -89,12 +89,10 @@ def make_study(
     if quorum.most > clients:
         name = "invite" if quorum.invite > clients else "collect"
         raise BadInput(f"{name} must be at most the number of clients ({clients}), got {quorum.most}")
-    if weights is not None and strata is not None:
-        raise BadInput("weights and strata both say who is invited: give one of them")
     cohorts = cohorts_given(cohorts)
     if cohorts not in typing.get_args(Cohorts):
         raise BadInput(f"cohorts must be 'independent', 'invited' or 'answered', got {shown(cohorts)}")
-    check_strata(quorum.stratified, strata)
+    check_sampling(quorum, weights is not None, strata)
     fleet.check(clients)
     fleet = tied(fleet, problem)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle.errors import BadInput, shown, unknown
+from fedsaddle.fleet import Quorum
 from fedsaddle.problem import Federation, Held, Problem
 
 Strata = str | Sequence[int]  # a column of the clients' rows, or each client's number
@@ -45,9 +46,13 @@ def strata_of(federation: Federation, said: Strata) -> Tensor:
     return _numbered(counts.argmax(1))
 
 
-def check_strata(stratified: bool, strata: Strata | None) -> None:
-    """Refuse a stratified quorum of one that has no strata."""
-    if stratified and strata is None:
+def check_sampling(quorum: Quorum, weighted: bool, strata: Strata | None) -> None:
+    """Refuse two ways to say who is invited, and a stratified quorum where there are no strata."""
+    ways = {"weights": weighted, "strata": strata is not None, "quorum.replacement": quorum.replacement}
+    said = [name for name, given in ways.items() if given]
+    if len(said) > 1:
+        raise BadInput(f"{said[0]} and {said[1]} both say who is invited: give one of them")
+    if quorum.stratified and strata is None:
         raise BadInput(
             "a stratified quorum needs strata: say sampling = { strata = ... } (in Python, strata=...)"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 
-from fedsaddle.core import Algorithm, Phase
+from fedsaddle.core import Algorithm, Phase, Remembers
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Quorum
 from fedsaddle.problem import Composite, Problem, name_of
@@ -27,6 +27,11 @@ def check_fits(algorithm: Algorithm, problem: Problem, quorum: Quorum | None) ->
     check_called(name_of(problem), problem, OF_PROBLEMS)
     check_phases(type(algorithm).__name__, algorithm.phases())
     check_partial(algorithm, quorum)
+    if quorum is not None and quorum.replacement and isinstance(algorithm, Remembers):
+        raise BadInput(
+            f"quorum.replacement: the clients of {type(algorithm).__name__} remember, and what they keep "
+            "counts once; leave it out"
+        )
     if isinstance(problem, Composite) and not getattr(algorithm, "proximal", False):
         raise BadInput(
             f"{name_of(problem)} has a prox, which {type(algorithm).__name__} does not take; take fedualex, "

@@ -88,13 +88,15 @@ def gather(
 
     def end_of(lane: int, row: tuple[list[int], list[float]]) -> Gathering:
         waits = dict(zip(*row, strict=True))  # by client, in the order of the invitations
+        drawn = {client: times for client, times in Counter(row[0]).items() if times > 1}
         if out and out[lane]:
             waits = {client: wait for client, wait in waits.items() if client not in out[lane]}
         if before is not None:
             used = set(before[lane].used)
             asked = [client for client in waits if client in used][: study.quorums[number].invite]
             waits = {client: waits[client] for client in asked}
-        return settled(study, lane, round, number, waits, why[lane], twice[lane], cut[lane])
+        end = settled(study, lane, round, number, waits, why[lane], twice[lane], cut[lane])
+        return end._replace(times={client: drawn[client] for client in end.used if client in drawn})
 
     # Lanes of one seed meet alike at one moment; who is refused or no longer invited is a lane's own.
     met: dict[Hashable, Gathering] = {}
@@ -157,13 +159,14 @@ def invitations(study: Study, round: int, number: int, out: list[set[int]]) -> T
     A smaller cohort is the beginning of a larger one that is drawn with the same key.
     """
     seeds, clients, strata = study.lane_seeds, len(study.problem.federation), study.strata
+    again = study.quorum.replacement
     cohort = number if study.cohorts == "independent" else 0
     count = study.quorums[0 if study.cohorts == "answered" else number].invite
     if out or study.weights is not None:
-        return invite(seeds, round, cohort, clients, count, study.weights, out, strata)
+        return invite(seeds, round, cohort, clients, count, study.weights, out, strata, again)
 
     def drawn(rounds: Tensor, phases: Tensor) -> Tensor:
-        return invite(seeds, rounds, phases, clients, study.quorum.most, strata=strata)
+        return invite(seeds, rounds, phases, clients, study.quorum.most, None, (), strata, again)
 
     return drawn_ahead(study, "cohorts", round, drawn)[cohort][:, :count]
 

@@ -34,10 +34,12 @@ def calls_of(
     number: int,
     asked: list[list[int]],
     cut: Sequence[Mapping[int, int]] = (),
+    times: Sequence[Mapping[int, int]] = (),
 ) -> tuple[Calls, Extent]:
     """The flat list of the clients that each lane asks, and how far the computation must reach.
 
-    The walks of some may have been `cut` short, to so many steps: by lane and client.
+    The walks of some may have been `cut` short, to so many steps: by lane and client. The answers of some
+    may count several `times`.
     """
     counts = tuple(len(clients) for clients in asked)
     client = torch.tensor([number for clients in asked for number in clients])
@@ -62,6 +64,8 @@ def calls_of(
 
     keys_drawn = drawn_ahead(study, "keys", round, keys)
     lane, place, answers = layout(counts, study.quorums[number].wanted)
+    if any(times):
+        place, answers = repeated(place, asked, times)
     host = Calls(
         lane,
         client,
@@ -102,6 +106,20 @@ def layout(counts: tuple[int, ...], most: int) -> tuple[Tensor, Tensor, Tensor]:
     first = answers.cumsum(0) - answers
     place = (first[:, None] + torch.arange(most)).clamp(max=sum(counts) - 1)
     return torch.repeat_interleave(answers), place, answers
+
+
+def repeated(
+    place: Tensor, asked: list[list[int]], times: Sequence[Mapping[int, int]]
+) -> tuple[Tensor, Tensor]:
+    """The places and numbers of answers of a layout in which some answers count several times."""
+    often = [
+        torch.tensor([own.get(client, 1) for client in clients], dtype=torch.int64)
+        for clients, own in zip(asked, times, strict=True)
+    ]
+    place = place.clone()
+    for lane, own in enumerate(often):
+        place[lane, : int(own.sum())] = torch.repeat_interleave(place[lane, : len(own)], own)
+    return place, torch.stack([own.sum() for own in often])
 
 
 def corrupted(study: Study, round: int, number: int, lane: Tensor, client: Tensor) -> Tensor:

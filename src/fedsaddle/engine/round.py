@@ -142,8 +142,8 @@ def compute(study: Study, lanes: Lanes, ledger: Ledger, arrivals: Arrivals, refu
             sorted(end.used) if on else [] for end, on in zip(meetings[number], ledger.playing, strict=True)
         ]
         state.asked.update(which(ledger.playing))
-        cut = [end.steps for end in meetings[number]]
-        calls, extent = calls_of(study, lanes.completed, round, number, asked, cut)
+        cut, times = ([getattr(end, what) for end in meetings[number]] for what in ("steps", "times"))
+        calls, extent = calls_of(study, lanes.completed, round, number, asked, cut, times)
         if lanes.attendance is not None:
             weight = weights_of(lanes.attendance, number, asked, study.merge.most_weight)
             calls = calls._replace(weight=weight.to(study.device))
