@@ -47,7 +47,7 @@ FORMULAS = {
     "fednest": [([Z], [GY]), ([Z, GY], [Y])] * 2 + [([Z], [GX]), ([Z, GX], [X])],
     "fed-norm-sgda": [([Z], [G])],
     "fed-norm-sgda-plus": [([Z, X], [G])],
-    "drfa": [([Z], [X, X]), ([Z], [GY])],
+    "drfa": [([Z], [X, GX]), ([Z], [GY])],
     "afl": [([Z], [G])],
     "server-eg": [([Z], [Z]), ([Z], [Z])],
     "server-ogda": [([Z], [Z])],

@@ -247,6 +247,12 @@ def test_a_penalty_by_its_prox_leads_to_the_sparse_solution():
     assert_same(run(rule, **few), run(rule, executor=fs.Loop(), **few), tolerance=1e-13)
 
 
+def test_a_warm_up_of_what_follows_a_penalty_is_refused():
+    with pytest.raises(fs.BadInput, match="by the length of all steps so far"):
+        fs.make_study(Sparse([[1.0, 2.0, 3.0]]), fs.FeDualEx(0.02, K=5), steady=fs.Steady(warmup=5))
+    fs.make_study(fs.Quadratic(), fs.FeDualEx(0.02, K=5), steady=fs.Steady(warmup=5))
+
+
 def test_a_prox_that_nobody_would_take_is_refused():
     said = "Sparse has a prox, which CDMANC does not take; take fedualex, or put the penalty into the loss"
     with pytest.raises(fs.BadInput, match=said):
@@ -328,6 +334,57 @@ def test_weights_on_clients_find_the_worst(rule):
     lanes = run(rule, seeds=(0,), rounds=400, **everybody)
     assert lanes.server.z.x[0].item() == pytest.approx(0.5, abs=1e-5)
     assert lanes.server.z.y[0, [0, 6]].tolist() == pytest.approx([0.5, 0.5], abs=1e-5)
+
+
+def test_drfa_is_drawn_to_the_plain_mean_by_long_walks():
+    """With weights .7, .2, .1 held, clients drawn by them would take x to 0.5 for every K."""
+
+    class Held(Centres):
+        def init(self, seed):
+            start = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+            return fs.Pair(torch.zeros(1, dtype=torch.float64), start)
+
+    everybody = {"fleet": fs.Everybody(), "quorum": fs.Quorum(invite=3), "batch": 1}
+    for K, x in ((1, 0.5), (5, 0.627), (20, 0.964)):
+        rule = fs.DRFA(0.1, 1e-12, K=K)
+        lanes = run(rule, seeds=(0,), rounds=300, problem=Held([0.0, 1.0, 3.0]), **everybody)
+        assert lanes.server.z.x[0].item() == pytest.approx(x, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"merge": fs.Merge(clip={"parameters": 3.0, "gradients": 60.0})},
+        {"checks": fs.Checks(norm={"parameters": 3.0, "gradients": 60.0})},
+        {"merge": fs.Merge(weights="inverse_propensity")},
+    ],
+    ids=str,
+)
+def test_what_bounds_and_weighs_updates_leaves_drfa_alone_far_from_zero(more):
+    """Places near 1,000: bounds are of updates, not of where they lead."""
+
+    class Far(Centres):
+        def init(self, seed):
+            return super().init(seed)._replace(x=torch.tensor([1000.0], dtype=torch.float64))
+
+    problem = Far([998.0, 998.5, 1000.2, 1001.0, 1001.3, 1002.5, 1003.0, 1000.0])
+    everybody = {"fleet": fs.Everybody(), "quorum": fs.Quorum(invite=8), "batch": 1, "problem": problem}
+    lanes = run(fs.DRFA(0.03, 0.004, K=5), seeds=(0,), rounds=400, **everybody, **more)
+    assert lanes.completed == [400]
+    assert lanes.server.z.x[0].item() == pytest.approx(1000.5, abs=1e-3)
+    assert lanes.server.z.y[0, [0, 6]].tolist() == pytest.approx([0.5, 0.5], abs=1e-3)
+
+
+def test_where_y_is_weighed_is_allowed():
+    """A walk's steps are projected after they are made; the place that is sent must be, too."""
+
+    class Boxed(Centres):
+        def project(self, z):
+            return super().project(fs.Pair(z.x.clamp(-1.0, 1.0), z.y))
+
+    everybody = {"fleet": fs.Everybody(), "quorum": fs.Quorum(invite=2), "batch": 1}
+    lanes = run(fs.DRFA(0.5, 0.01, K=3), seeds=(0,), rounds=5, problem=Boxed([8.0, 9.0]), **everybody)
+    assert lanes.server.snap.x.tolist() == [[1.0]]
 
 
 def stationarity(rule, rounds):

@@ -80,7 +80,7 @@ def make_study(
     if not settings or not seeds:
         raise BadInput("at least one algorithm and one seed are needed")
     _check_parts(problem, settings, quorum, fleet, merge, faults, checks, steady, executor)
-    check_fits(settings[0], problem, quorum)
+    check_fits(settings[0], problem, quorum, steady)
     if names and len(names) != len(settings):
         raise BadInput(f"names must be one for each of the {len(settings)} settings, got {len(names)}")
     check_count("batch", batch)

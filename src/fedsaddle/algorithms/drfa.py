@@ -1,11 +1,12 @@
 """DRFA (Deng 2020): local steps of x, then one step of y at a random place of the walks.
 
-    update   K times: x <- x - eta G_i((x, y_t); xi).x; it sends its last x and that after step k + 1,
+    update   K times: x <- x - eta G_i((x, y_t); xi).x; it sends its last x and its way up to step k + 1,
              k ~ U{0, ..., K - 1} the same for all:          x_{t+1} = mean_i x_i,  snap = mean_i x_i^{k+1}
     weigh    another cohort sends g_i(snap, y_t).y:           y_{t+1} = P( y_t + K gamma mean_i g_i.y )
 
 It is meant for weights y on clients or groups, f_i(x, y) = N y_i l_i(x), where g_i.y is the loss. There the
 paper invites clients by y and forgets y in their steps; here invitations are as everywhere and y stays in.
+The two have the same mean for K = 1. For K > 1 walks with unlike steps end elsewhere, the longer the farther.
 AFL (Mohri 2019) makes one step of both players along mean gradients: that is Parallel SGDA on such a task.
 """
 
@@ -67,13 +68,14 @@ class DRFA:
 
         def move(at: Strolling, xi: object) -> Strolling:
             w = step(at.z, client.grad(at.z, xi), self.eta, 0.0)
-            return Strolling(w, where(at.k == place, w, at.snap), at.k + 1)
+            return Strolling(w, where(at.k == place, client.project(w), at.snap), at.k + 1)
 
         end = client.walk(move, Strolling(z, z, torch.zeros_like(place)))
-        return Reply({"z": only_x(end.z), "snap": only_x(end.snap)})
+        # A way, not a point: what bounds or weighs updates then need not be told where it began.
+        return Reply({"z": only_x(end.z), "way": only_x(end.snap - z)})
 
-    def average(self, server: Snapped, turn: Turn, z: Parameters, snap: Parameters) -> Snapped:
-        return Snapped(Pair(z.x, server.z.y), Pair(snap.x, server.z.y))
+    def average(self, server: Snapped, turn: Turn, z: Parameters, way: Gradients) -> Snapped:
+        return Snapped(Pair(z.x, server.z.y), Pair(server.z.x + way.x, server.z.y))
 
     def send_snap(self, server: Snapped) -> Message:
         return {"z": server.snap}

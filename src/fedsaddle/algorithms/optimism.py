@@ -62,7 +62,8 @@ class ServerEG:
         return {"z": server.ahead}
 
     def update(self, client: Client, z: Parameters) -> Reply:
-        return Reply({"z": client.normalised(z, plain_walk(client, z, self.eta, self.gamma))})
+        end = client.normalised(z, plain_walk(client, z, self.eta, self.gamma))
+        return Reply({"z": client.project(end)})  # ahead is looked at as it is, so it must be allowed
 
     def look(self, server: Looking, turn: Turn, z: Parameters) -> Looking:
         return server._replace(ahead=z)

@@ -9,6 +9,7 @@ from fedsaddle.core import Algorithm, Phase, Remembers
 from fedsaddle.errors import BadInput
 from fedsaddle.fleet import Quorum
 from fedsaddle.problem import Composite, Problem, name_of
+from fedsaddle.steady import Steady
 
 # What is called of them, and with what.
 OF_ALGORITHMS = {"init": ("z",), "phases": ()}
@@ -22,7 +23,9 @@ OF_PROBLEMS = {
 }
 
 
-def check_fits(algorithm: Algorithm, problem: Problem, quorum: Quorum | None) -> None:
+def check_fits(
+    algorithm: Algorithm, problem: Problem, quorum: Quorum | None, steady: Steady | None = None
+) -> None:
     check_called(type(algorithm).__name__, algorithm, OF_ALGORITHMS)
     check_called(name_of(problem), problem, OF_PROBLEMS)
     check_phases(type(algorithm).__name__, algorithm.phases())
@@ -36,6 +39,11 @@ def check_fits(algorithm: Algorithm, problem: Problem, quorum: Quorum | None) ->
         raise BadInput(
             f"{name_of(problem)} has a prox, which {type(algorithm).__name__} does not take; take fedualex, "
             "or put the penalty into the loss"
+        )
+    if isinstance(problem, Composite) and steady is not None and steady.warmup is not None:
+        raise BadInput(
+            f"warmup: {type(algorithm).__name__} follows the penalty of {name_of(problem)} by the length of "
+            "all steps so far, which must not change; leave it out"
         )
 
 
