@@ -284,6 +284,18 @@ def test_ahead_is_told_from_level_and_behind():
     assert behind.effect < 0
 
 
+def test_second_is_behind_the_first_too():
+    rule = Ahead(("a",), ("b", "c"), ("first",))
+    others = {"b": around(0.9, 2), "c": around(0.8, 3)}
+    assert verdict_of(rule, made_up(first=around(0.97, 1), a=around(0.95), **others)).verdict == CONFIRMED
+    level = verdict_of(rule, made_up(first=around(0.95, 1), a=around(0.95), **others))
+    assert (level.verdict, level.told) == (UNDECIDED, "first against a")
+    ahead = verdict_of(rule, made_up(first=around(0.92, 1), a=around(0.95), **others))
+    assert (ahead.verdict, ahead.told) == (CONTRADICTED, "first against a")
+    seconds = [claim.rule.first for claim in CLAIMS if "second" in claim.says]
+    assert seconds == [("cdma-ada",), ("cdma-ada",)]
+
+
 def test_two_seeds_decide_nothing():
     assert verdict_of(Ahead(("a",), ("b",)), made_up(a=[0.9, 0.91], b=[0.8, 0.802])).verdict == UNDECIDED
 
@@ -330,6 +342,12 @@ def test_the_best_of_some():
         verdict_of(rule, made_up(a=around(0.9), b=around(0.8, 1), c=around(0.92, 2))).verdict == CONTRADICTED
     )
     assert verdict_of(rule, made_up(a=around(0.92), b=around(0.8, 1), c=around(0.92, 2))).verdict == UNDECIDED
+
+
+def test_of_several_that_are_better_the_best_is_named():
+    rivals = {name: around(0.92 + 0.01 * at, at) for at, name in enumerate("cdefg")}
+    ruling = verdict_of(BestAt(("a",), tuple(rivals)), made_up(a=around(0.9), **rivals))
+    assert (ruling.verdict, ruling.told) == (CONTRADICTED, "a against g")
 
 
 def test_the_best_of_some_by_a_metric_that_is_better_low():
