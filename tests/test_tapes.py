@@ -1,6 +1,7 @@
 """A tape replays what was recorded to the last bit, and what depends on values is not recorded."""
 
 import dataclasses
+import math
 import random
 import threading
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import fedsaddle as fs
-from fedsaddle.engine.compile import notices, passes, tapes, trace
+from fedsaddle.engine.compile import notices, passes, referred, tapes, trace
 from fedsaddle.engine.compile import record as recording
 from fedsaddle.engine.compile.work import Walkable, Work
 from fedsaddle.engine.course import course
@@ -176,6 +177,73 @@ def test_what_changes_after_it_was_recorded_is_noticed(at_once, monkeypatch):
     with pytest.warns(fs.Notice, match="change a value"):
         found = [replays("it", it, [X + number]) for number in range(6)]
     assert torch.equal(found[-1], 3 * (X + 5))
+
+
+TABLE = {"factor": 2.0}
+
+
+def times(x, y, batch):
+    return y[0] * (x(batch["input"]).squeeze(-1) - batch["label"]).square() * TABLE["factor"]
+
+
+def own_task():
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(60, 4, generator=generator)
+    return fs.task(
+        x=lambda: torch.nn.Linear(4, 1),
+        y=fs.Box(1, 0.5, 1.0),
+        loss=times,
+        data=fs.clients({"input": inputs, "label": inputs.sum(1)}, count=6),
+    )
+
+
+@pytest.mark.parametrize("rule", [fs.CDMANC(0.001, 0.001, K=5), fs.CDMAONE(0.001, 0.001, K=5)], ids=str)
+def test_a_number_that_changes_between_two_comparisons_is_noticed_soon(rule, monkeypatch):
+    """After 80 rounds, when a replay was compared and the next will be long after; in every phase."""
+
+    def play(executor):
+        monkeypatch.setitem(TABLE, "factor", 2.0)
+
+        def watch(stop):
+            if stop.round == 80:
+                TABLE["factor"] = 3.0
+
+        quorum, out = fs.Quorum(invite=4), {"evaluate_every": 100, "progress": False, "watch": watch}
+        found = fs.simulate(own_task(), rule, rounds=120, quorum=quorum, executor=executor, **out)
+        return found.model(seed=0).weight
+
+    with pytest.warns(fs.Notice, match="gives other values when it is replayed"):
+        replayed = play(fs.Vectorised())
+    plain = play(fs.Vectorised(compiled=False))
+    monkeypatch.setattr(notices, "LOOK", 10**9)
+    late = play(fs.Vectorised())
+    assert (replayed - plain).norm() < 0.2 * (late - plain).norm()
+
+
+def test_what_a_problem_refers_to_is_seen_and_what_is_ours_is_not():
+    weights = [1.0, [2.0]]
+
+    class Mine:
+        scale = 1.0
+
+        def __init__(self):
+            self.own, self.seen = 1.0, torch.zeros(2)
+
+        def loss(self, z, xi, factor=weights):
+            return times
+
+    def changed(problem, change):
+        look = referred.Referred(problem)
+        assert not look.changed()
+        change(problem)
+        return look.changed() and not look.changed()
+
+    assert changed(Mine(), lambda problem: weights[1].append(3.0))
+    assert changed(Mine(), lambda problem: setattr(problem, "own", 2.0))
+    assert changed(Mine(), lambda problem: problem.seen.add_(1))
+    assert changed(own_task(), lambda problem: TABLE.update(factor=math.nan))
+    TABLE["factor"] = 2.0
+    assert not referred.Referred(fs.Quadratic(clients=3))._functions
 
 
 def test_what_is_not_recorded_is_said_once(at_once):

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsaddle.engine.compile.notices import Notices
 from fedsaddle.engine.compile.record import WalkTape, rebuilt, recorded, tensors_of
+from fedsaddle.engine.compile.referred import Referred
 from fedsaddle.engine.compile.trace import Looks, Unrecordable
 from fedsaddle.engine.compile.work import Work
 from fedsaddle.engine.memory import give_back
@@ -71,17 +72,20 @@ class CapturedWalk(NamedTuple):
 class Graphs:
     """The recordings of one study. They share their memory, so only one may be replayed at a time.
 
-    When together they hold more than `limit()` bytes, all are given back before another is made.
+    If together with another, which may be as large as the largest so far, they would hold more than `limit()`
+    bytes, all are given back before it is made.
     """
 
-    def __init__(self, limit: Callable[[], float] = lambda: float("inf")) -> None:
+    def __init__(
+        self, limit: Callable[[], float] = lambda: float("inf"), referred: Referred | None = None
+    ) -> None:
         self._recordings: dict[Hashable, Recording | None] = {}  # None: computed plainly
         self._pool: Any = None
         self._limit = limit
-        self._held = 0  # bytes of all recordings
+        self._held = self._largest = 0  # bytes of all recordings, and of the one that has taken most
         self._dropped: set[Hashable] = set()  # shapes that were given back: once is enough
         self._proved: set[str] = set()  # walks that were compared with the computation
-        self._notices = Notices()
+        self._notices = Notices(referred)
 
     def __call__(self, shape: Hashable, work: Work, inputs: Any) -> Any:
         """work(inputs), by a replay. All it does with its inputs must follow from their `shape`."""
@@ -95,7 +99,7 @@ class Graphs:
         for place, value in zip(tree_leaves(recording.inputs), tree_leaves(inputs), strict=True):
             place.copy_(value, non_blocking=True)
         found = tree_map(Tensor.clone, recording.replay(work.steps))
-        if work.telling and self._notices.due() and not near(found, work.whole(inputs), inputs):
+        if work.telling and self._notices.due(shape) and not near(found, work.whole(inputs), inputs):
             self._recordings[shape] = None
             self._notices.differs(work.name)
         return found
@@ -111,10 +115,10 @@ class Graphs:
         give_back()
 
     def _record(self, shape: Hashable, work: Work, inputs: Any) -> Recording | None:
-        if self._held > self._limit() and shape not in self._dropped:
+        if self._held + self._largest > self._limit() and shape not in self._dropped:
             self._dropped.update(self._recordings)
             self.forget()
-            give_back()
+        give_back()  # or what others have left behind would hide what the recording takes
         before = torch.cuda.memory_reserved()
         try:
             return self._captured(work, inputs)
@@ -126,7 +130,8 @@ class Graphs:
                 raise
             reason = str(error).splitlines()[0]
         finally:
-            self._held += max(0, torch.cuda.memory_reserved() - before)
+            taken = max(0, torch.cuda.memory_reserved() - before)
+            self._held, self._largest = self._held + taken, max(self._largest, taken)
         self._notices.plain(work.name, reason)
         return None
 

@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Hashable
+from typing import NamedTuple
 
+from fedsaddle.engine.compile.referred import Referred
 from fedsaddle.errors import Notice
 
-RECHECK, RECHECK_LESS = 64, 8  # replays before one is compared again, and how much rarer each time
+RECHECK, RECHECK_LESS = 64, 2  # replays of a shape before one is compared again, and how much rarer each time
+LOOK = 8  # replays of any shape before what the problem refers to is looked at again
+MOST_CHANGES = 8  # that are followed: what changes all the time, such as a counter, is none
+
+
+class Replays(NamedTuple):
+    """Those of one shape."""
+
+    done: int
+    next: int  # when one is to be compared
+    changes: int  # of what the problem refers to, that were known when one was compared
 
 
 class Notices:
     """Those of one study."""
 
-    def __init__(self) -> None:
+    def __init__(self, referred: Referred | None = None) -> None:
         self._told: set[str] = set()
-        self._replays = 0
-        self._next = RECHECK
+        self._referred = referred
+        self._replays = self._changes = 0
+        self._of: dict[Hashable, Replays] = {}
 
-    def due(self) -> bool:
-        """Whether the replay that comes should be compared with the computation: now and then, ever rarer."""
+    def due(self, shape: Hashable) -> bool:
+        """Whether the replay that comes should be compared with the computation.
+
+        That is so now and then, ever rarer, and when a value has changed that the problem refers to.
+        """
         self._replays += 1
-        if self._replays < self._next:
-            return False
-        self._next *= RECHECK_LESS
-        return True
+        looks = self._replays % LOOK == 0 and self._changes < MOST_CHANGES
+        if looks and self._referred is not None and self._referred.changed():
+            self._changes += 1
+        done, then, changes = self._of.get(shape, Replays(0, RECHECK, 0))
+        over, changed = done + 1 >= then, changes != self._changes
+        self._of[shape] = Replays(done + 1, then * RECHECK_LESS if over else then, self._changes)
+        return over or changed
 
     def plain(self, name: str, why: str) -> None:
         self._say(f"{name} cannot be recorded and is computed plainly, which is slower: {why}")

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsaddle.engine.compile.notices import Notices
 from fedsaddle.engine.compile.record import Tape, WalkTape, recorded
+from fedsaddle.engine.compile.referred import Referred
 from fedsaddle.engine.compile.trace import Unrecordable
 from fedsaddle.engine.compile.work import Work
 from fedsaddle.engine.visits import Answer, Visits
@@ -29,11 +30,11 @@ PATIENCE = 8  # uses of a shape before it is recorded, which takes about as long
 class Tapes:
     """The tapes of one study, and the threads that replay them: as many as the cores have room for."""
 
-    def __init__(self) -> None:
+    def __init__(self, referred: Referred | None = None) -> None:
         self._tapes: dict[Hashable, Tape | WalkTape | None] = {}  # None: computed plainly
         self._trials: dict[Hashable, Tape | WalkTape] = {}  # not yet compared with what they stand for
         self._uses: Counter[Hashable] = Counter()
-        self._notices = Notices()
+        self._notices = Notices(referred)
 
     def __call__(self, shape: Hashable, work: Work, inputs: Any) -> Any:
         """work(inputs), by a replay. All it does with its inputs must follow from their `shape`."""
@@ -74,7 +75,7 @@ class Tapes:
                 self._compare(shape, work, inputs)
         elif self._uses[shape] > PATIENCE and shape not in self._tapes:
             self._record(shape, work, inputs)
-        elif self._tapes.get(shape) is not None and work.telling and self._notices.due():
+        elif self._tapes.get(shape) is not None and work.telling and self._notices.due(shape):
             self._compare(shape, work, inputs)
         return self._tapes.get(shape)
 

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 from fedsaddle.core import Pair
 from fedsaddle.engine.compile.cuda_graphs import Graphs
 from fedsaddle.engine.compile.cuts import BLOCK, Cut
+from fedsaddle.engine.compile.referred import Referred
 from fedsaddle.engine.compile.tapes import Tapes, workers
 from fedsaddle.engine.compile.work import Work
 from fedsaddle.engine.memory import peak_bytes, until_it_fits
@@ -67,15 +68,16 @@ class Vectorised(Executor):
     def recorder(self, study: Study) -> Tapes | Graphs | None:
         """What records a study's phases: they hold its hyperparameters and its merge."""
         if study not in self._recorders:
-            self._recorders[study] = self._new_recorder(study.device)
+            self._recorders[study] = self._new_recorder(study)
         return self._recorders[study]
 
-    def _new_recorder(self, device: torch.device) -> Tapes | Graphs | None:
+    def _new_recorder(self, study: Study) -> Tapes | Graphs | None:
         if not self.compiled:
             return None
+        device, referred = study.device, Referred(study.problem)
         if device.type == "cuda":
-            return Graphs(lambda: self.limit(device))
-        return Tapes() if type(self) is Vectorised else None  # another may do what no tape can tell
+            return Graphs(lambda: self.limit(device), referred)
+        return Tapes(referred) if type(self) is Vectorised else None  # another may do what no tape can tell
 
     def release(self, study: Study) -> None:
         recorder = self._recorders.pop(study, None)
