@@ -697,3 +697,26 @@ def test_a_report_is_told_how_each_client_fares() -> None:
         assert told["Clients by loss"].columns["loss"][number] == pytest.approx(expected, rel=1e-5)
         expected = float(right(x, y, table).mean())
         assert told["Clients by right"].columns["right"][number] == pytest.approx(expected)
+
+
+def test_a_sum_over_rows_is_refused_and_what_does_not_grow_is_not():
+    def task(take):
+        def loss(x, y, batch):
+            return take(
+                y[batch["label"]]
+                * nn.functional.cross_entropy(x(batch["input"]), batch["label"], reduction="none")
+            )
+
+        rows = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
+        table = {"input": rows, "label": (rows.sum(1) > 0).long()}
+        return fs.task(x=lambda: nn.Linear(8, 2), y=fs.Simplex(2), loss=loss, data=fs.clients(table, count=6))
+
+    for take in (torch.Tensor.sum, lambda values: values.sum() + 1, lambda values: (values.sum(), values)):
+        with pytest.raises(fs.BadInput, match="grows with the number of rows, as a sum does"):
+            task(take)
+    for take in (
+        torch.Tensor.mean,
+        lambda values: values.logsumexp(0),
+        lambda values: values.std() + values.mean(),
+    ):
+        task(take)

@@ -104,6 +104,7 @@ def _try_out(own: OwnTask) -> None:
             "depend on x, y and the batch alone, change none of them, and draw by batch.uniform() or normal()"
         )
     _try_players(own, follows, both)
+    _try_sum(own, follows, some, both)
     _try_padding(own, follows, some, both)
 
 
@@ -127,6 +128,28 @@ def _try_players(own: OwnTask, z: Pair, both: tuple[Tensor, ...]) -> None:
         if player is own.x:
             raise BadInput(f"{told} (is there a .detach(), argmax or comparison on the way?)")
         warnings.warn(f"{told}, so this is plain training and no game", Notice, stacklevel=4)
+
+
+def _try_sum(own: OwnTask, z: Pair, some: Batch, both: tuple[Tensor, ...]) -> None:
+    """Refuse one number that is a sum over rows: steps would grow with the batch, values with a client."""
+    if all(one.dim() for one in both):
+        return
+    rows = {name: torch.cat([column, column]) for name, column in some.rows.items()}
+    found = own.given_by(own.rule, z, some._replace(rows=rows, weight=torch.cat([some.weight] * 2) / 2))
+    for one, twice in zip(both, found if isinstance(found, tuple) else (found,), strict=True):
+        if not one.dim() and _length(twice, z) > 1.5 * _length(one, z):
+            raise BadInput(
+                f"{own.name}: the loss gives one number that grows with the number of rows, as a sum does: "
+                "give one value a row (reduction='none'), or take batch.mean(values)"
+            )
+
+
+def _length(value: Tensor, z: Pair) -> float:
+    """Of a value's gradient."""
+    if not value.requires_grad:
+        return 0.0
+    parts = torch.autograd.grad(value, z, retain_graph=True, allow_unused=True)
+    return float(torch.cat([torch.zeros(1), *(part.flatten() for part in parts if part is not None)]).norm())
 
 
 def _try_padding(own: OwnTask, z: Pair, some: Batch, both: tuple[Tensor, ...]) -> None:
