@@ -4,8 +4,9 @@ Every algorithm tries 48 random settings with two seeds of their own, 600 rounds
 ranges below are shared: a step size means the same range in every algorithm. The setting with the least mean
 stationarity over the last 100 rounds is then run with five fresh seeds. S^ is 16 for the algorithms that
 send one vector up and 8 for those that send two, so that all send the same floats, but for the 4 % by which
-rounding S_t up favours the smaller cohorts. Prints the table and writes NAME.csv to docs/results, or to the
-folder that --out names. `--clients 20000 --algorithm codasca` tunes one of them anew for more clients.
+rounding S_t up favours the smaller cohorts. Prints the table and writes NAME.csv, and NAME-seeds.csv with
+each seed, to docs/results or to the folder that --out names. `--clients 2000 20000 --algorithm codasca
+cdma-ada --name quadratic-clients` tunes two of them anew for each number of clients.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import dataclasses
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from itertools import groupby
+from itertools import groupby, product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,44 +113,73 @@ class Line(NamedTuple):
     last_100_rounds: float  # mean over seeds and evaluations
     floats_up: int
     setting: str
+    clients: int
 
 
-def measure(name: str, clients: int) -> Line:
+class Seed(NamedTuple):
+    """One fresh seed of one algorithm."""
+
+    algorithm: str
+    clients: int
+    seed: int
+    stationarity: float  # after the last round
+    last_100_rounds: float  # the mean over evaluations
+
+
+def measure(name: str, clients: int) -> tuple[Line, list[Seed]]:
     """Tune an algorithm, then run the best setting with fresh seeds."""
     torch.set_num_threads(1)
     began = time.monotonic()
     best = tune(name, clients)
     outcome = run(name, clients, [best], SEEDS)
     final = outcome.last("stationarity")
-    late = [row.metrics["stationarity"] for row in outcome.rows if row.round >= ROUNDS - 100]
+    late: dict[int, list[float]] = {seed: [] for seed in SEEDS}
+    for row in outcome.rows:
+        if row.round >= ROUNDS - 100:
+            late[SEEDS[row.lane]].append(row.metrics["stationarity"])
     up = statistics.fmean(row.floats_up for row in outcome.rows if row.round == ROUNDS)
     setting = " ".join(f"{key}={value:.6g}" for key, value in dataclasses.asdict(best).items())
     print(f"{name}: {setting} ({time.monotonic() - began:.0f} s)", file=sys.stderr)
-    means = statistics.fmean(final), statistics.stdev(final), statistics.fmean(late)
-    return Line(name, INVITED[name], *means, round(up), setting)
+    seeds = [
+        Seed(name, clients, seed, last, statistics.fmean(late[seed]))
+        for seed, last in zip(SEEDS, final, strict=True)
+    ]
+    means = (
+        statistics.fmean(final),
+        statistics.stdev(final),
+        statistics.fmean(s.last_100_rounds for s in seeds),
+    )
+    return Line(name, INVITED[name], *means, round(up), setting, clients), seeds
+
+
+def write(path: Path, rows: Sequence[Line] | Sequence[Seed]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(rows[0]._fields)
+        writer.writerows(rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="All algorithms on the quadratic, each tuned alike.")
-    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--clients", type=int, nargs="+", default=[200])
     parser.add_argument("--algorithm", nargs="*", choices=INVITED, default=list(INVITED))
     parser.add_argument("--name", default="quadratic")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--jobs", type=int, help="processes; by default one a core")
     given = parser.parse_args()
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        found = pool.map(measure, given.algorithm, [given.clients] * len(given.algorithm))
-        lines = sorted(found, key=lambda line: line.stationarity)
-    with (given.out / f"{given.name}.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Line._fields)
-        writer.writerows(lines)
-    print("| algorithm | S^ | final stationarity | last 100 rounds | floats up | setting |")
-    print("|---|---|---|---|---|---|")
+    with ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
+        asked = zip(*product(given.algorithm, given.clients), strict=True)
+        found = sorted(pool.map(measure, *asked), key=lambda one: (one[0].clients, one[0].stationarity))
+    lines = [line for line, _ in found]
+    write(given.out / f"{given.name}.csv", lines)
+    write(given.out / f"{given.name}-seeds.csv", [seed for _, seeds in found for seed in seeds])
+    print("| algorithm | N | S^ | final stationarity | last 100 rounds | floats up | setting |")
+    print("|---|---|---|---|---|---|---|")
     for line in lines:
         final = f"{line.stationarity:.2e} ± {line.deviation:.1e}"
         print(
-            f"| {line.algorithm} | {line.invited} | {final} | {line.last_100_rounds:.2e} | {line.floats_up} "
-            f"| {line.setting} |"
+            f"| {line.algorithm} | {line.clients} | {line.invited} | {final} | {line.last_100_rounds:.2e} "
+            f"| {line.floats_up} | {line.setting} |"
         )
 
 

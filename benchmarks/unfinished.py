@@ -5,20 +5,24 @@ all; go on with the *first* five of eight; *drop* whoever is not back by a deadl
 steps that they have made by then (`quorum.partial_work`). Every way gets the same settings of the step sizes
 to choose from, and three deadlines where it has one. That whose slowest of two seeds reached the goal first
 then runs on fresh seeds. Prints a table: simulated time to the goal, a geometric mean over the seeds with its
-95 % interval, and its ratio to waiting, paired by seed.
+95 % interval, and its ratio to waiting, paired by seed. Writes each seed to unfinished-TASK.csv in
+docs/results, or in the folder that --out names.
 
-`--slow positives` lets those be slow that hold a row of the class to be found, of an AUC task.
+`--slow positives` lets those be slow that hold a row of the class to be found, of an AUC task; the file is
+then unfinished-TASK-positives.csv.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import sys
 import time
 from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -121,6 +125,23 @@ def measure(task: Task, problem: Any, fleet: fs.Latency, rule: Any, way: str) ->
     return times(task, problem, fleet, [one], quorum_of(way, deadline), FRESH)[0], told
 
 
+class Seed(NamedTuple):
+    """One fresh seed of one way."""
+
+    rule: str
+    server: str
+    settings: str
+    seed: int
+    seconds: float  # simulated, to the goal; infinite, where it was not reached
+
+
+def write(path: Path, rows: Sequence[Seed]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Seed._fields)
+        writer.writerows(row._replace(seconds=round(row.seconds, 3)) for row in rows)
+
+
 def shown(values: torch.Tensor, form: str) -> str:
     """A geometric mean with its 95 % interval, by Student's t on logarithms."""
     logs = values.log()
@@ -134,6 +155,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--rule", choices=RULES, action="append")
     parser.add_argument("--slow", choices=("any", "positives"), default="any")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="where the CSV file goes")
     given = parser.parse_args(arguments)
     task = TASKS[given.task]
     machine.prepare()
@@ -149,10 +171,12 @@ def main(arguments: Sequence[str]) -> None:
     )
     print("| rule | server | settings | reached | time to the goal | ratio to waiting |")
     print("|---|---|---|---|---|---|")
+    rows: list[Seed] = []
     for label in given.rule or RULES:
         waited = None
         for way in WAYS:
             found, told = measure(task, problem, fleet, RULES[label], way)
+            rows += [Seed(label, way, told, *own) for own in zip(FRESH, found.tolist(), strict=True)]
             there = int((found < math.inf).sum())
             found = found.clamp(max=task.horizon)
             waited = found if waited is None else waited
@@ -165,6 +189,7 @@ def main(arguments: Sequence[str]) -> None:
                 shown(found / waited, ".2f"),
             ]
             print(f"| {' | '.join(cells)} |", flush=True)
+    write(given.out / f"unfinished-{given.task}{'' if given.slow == 'any' else f'-{given.slow}'}.csv", rows)
     print(f"\n{time.monotonic() - began:.0f} s", file=sys.stderr)
 
 

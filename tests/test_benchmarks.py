@@ -50,15 +50,16 @@ def test_dropout_is_measured_in_little(tmp_path, monkeypatch, capsys):
     assert len((tmp_path / "dropout.csv").read_text().splitlines()) == 5
 
 
-def test_unfinished_walks_are_measured_in_little(monkeypatch, capsys):
+def test_unfinished_walks_are_measured_in_little(tmp_path, monkeypatch, capsys):
     task = unfinished.TASKS["quadratic"]._replace(goal=2.0, horizon=3_000.0, eta=(0.02,), gamma=(0.12,))
     monkeypatch.setitem(unfinished.TASKS, "quadratic", task)
     monkeypatch.setattr(unfinished, "DEADLINES", (10.0,))
     monkeypatch.setattr(unfinished, "FRESH", range(2))
-    unfinished.main(["quadratic", "--rule", "fed-norm-sgda"])
+    unfinished.main(["quadratic", "--rule", "fed-norm-sgda", f"--out={tmp_path}"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[1] for line in lines[4:]] == ["wait", "first", "drop", "send"]
     assert all("| 2 of 2 |" in line for line in lines[4:])
+    assert len((tmp_path / "unfinished-quadratic.csv").read_text().splitlines()) == 1 + 4 * 2
 
 
 def test_a_look_at_all_test_rows_alone_is_the_metric():

@@ -1,5 +1,6 @@
 """What the theorems claim holds in little, and the laboratory that measures it counts rightly."""
 
+import csv
 import math
 
 import numpy as np
@@ -87,7 +88,9 @@ def test_the_mean_over_local_iterates_is_that_of_walks_by_hand(tmp_path):
     x = z.x - rule.c_eta * (A @ z.x + B @ z.y + rows[:10])
     second = float(problem.grad_phi(x).square().sum())
     assert float(clients[0, 0, 0]) == pytest.approx((first + second) / 2)
-    assert len(local.verdicts(Size(seeds=(0, 1), little=True), tmp_path)) == 4
+    verdicts, seeds = local.verdicts(Size(seeds=(0, 1), little=True), tmp_path)
+    assert len(verdicts) == 4
+    assert [(own.x, own.seed) for own in seeds] == 2 * [(16, 0), (16, 1), (32, 0), (32, 1)]
 
 
 def test_one_start_serves_all_seeds_which_then_decide_the_sampling_alone():
@@ -193,6 +196,16 @@ def test_an_experiment_is_measured_in_little_and_gone_on_with(tmp_path, monkeypa
     monkeypatch.setattr(rates, "compute", None)  # nothing is computed twice
     rates.main(words)
     assert capsys.readouterr().out == first
+
+
+def test_what_has_no_curves_is_written_seed_by_seed(tmp_path, capsys):
+    rates.main(["T14", "--most=128", "--seeds=2", f"--folder={tmp_path / 'parts'}", f"--out={tmp_path}"])
+    with (tmp_path / "theory-t14.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["seed"] for row in rows] == ["0", "1"] * 3
+    plain = [float(row["Y"]) for row in rows if row["curve"] == "h = 0.25"]
+    assert f"Y = {sum(plain) / 2:.4g}" in capsys.readouterr().out
+    assert all("eta=" in row["setting"] for row in rows)
 
 
 def test_slips_are_answered_in_a_line(capsys):

@@ -2,7 +2,7 @@
 
 Without names, all experiments. What has been computed is kept in --folder and never computed again, so a
 command that was stopped goes on when it is given again; what a part takes, in seconds of a processor, is kept
-with it. Prints verdicts and writes theory-NAME.csv and theory-NAME.png to --out.
+with it. Prints verdicts and writes theory-NAME.csv and, where there are curves, theory-NAME.png to --out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedsaddle.engine.compile.tapes import cores
 from fedsaddle.errors import BadInput
 
 LANES = 64  # that are computed together at most
-TABLES = {"T2b": local.verdicts, "T14": literal.verdicts}  # that have no curves
+TABLES: dict[str, Any] = {"T2b": local.verdicts, "T14": literal.verdicts}  # that have no curves
 
 
 class Way(NamedTuple):
@@ -145,8 +145,19 @@ def write_csv(path: Path, found: Found, points: Sequence[Point]) -> None:
             for x, place in sorted(places.items()):
                 setting = described(place.point.settings[place.setting])
                 for line in place.lines:
-                    values = [f"{value:.6g}" if isinstance(value, float) else value for value in line[2:]]
-                    writer.writerow([curve, f"{x:g}", line.seed, *values, setting])
+                    writer.writerow([curve, f"{x:g}", line.seed, *map(rounded, line[2:]), setting])
+
+
+def write_rows(path: Path, rows: Sequence[Any]) -> None:
+    """The same for what has no curves; the last value of a row is its setting."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(rows[0]._fields)
+        writer.writerows([*map(rounded, row[:-1]), described(row[-1])] for row in rows)
+
+
+def rounded(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
@@ -187,7 +198,9 @@ def main(words: Sequence[str] | None = None) -> None:
         print(f"\n### {name}: {experiment.claim}\n")
         if name in TABLES:
             began = time.process_time()
-            print(table(TABLES[name](size, way.folder)))
+            verdicts, rows = TABLES[name](size, way.folder)
+            write_rows(given.out / f"theory-{name.lower()}.csv", rows)
+            print(table(verdicts))
             print(f"\n{time.process_time() - began:.0f} seconds of a processor, now.")
             continue
         found = run(name, experiment, size, way)

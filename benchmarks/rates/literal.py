@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -50,7 +50,18 @@ def known(problem: fs.Quadratic) -> Known:
     )
 
 
-def verdicts(size: Size, folder: Path) -> list[Verdict]:
+class Seed(NamedTuple):
+    """One seed up to round T."""
+
+    curve: str
+    x: int  # T
+    seed: int
+    Y: float
+    last: float  # at x_T
+    setting: Any
+
+
+def verdicts(size: Size, folder: Path) -> tuple[list[Verdict], list[Seed]]:
     problem = quadratic()
     about, T = known(problem), min(10_000, size.most)
     kappa = about.L * problem.kappa  # L/mu, with the clients' L
@@ -61,7 +72,8 @@ def verdicts(size: Size, folder: Path) -> list[Verdict]:
         "h = 0.25": one(0.25, K),
     }
     bound = theorems.bound_2(about.L, kappa, about.sigma, S, T, gap_2)
-    found = []
+    found: list[Verdict] = []
+    seeds: list[Seed] = []
     for name, setting in settings.items():
         point = Point(name, problem, (setting,), T, quorum=fs.Quorum(invite=S))
         part = Part("T14", point, (0,), size.seeds[:8])
@@ -69,6 +81,7 @@ def verdicts(size: Size, folder: Path) -> list[Verdict]:
             compute(part, str(folder))
         kept = read(part, folder)
         assert kept is not None
+        seeds += [Seed(name, T, line.seed, line.Y, line.last, setting) for line in kept.lines]
         Y = sum(line.Y for line in kept.lines) / len(kept.lines)
         last = sum(line.last for line in kept.lines) / len(kept.lines)
         first = float(problem.grad_phi(problem.init(0).x).square().sum())
@@ -80,4 +93,4 @@ def verdicts(size: Size, folder: Path) -> list[Verdict]:
             )
         else:
             found.append(Verdict(f"{name}, T = {T}", shown, "-", "-"))
-    return found
+    return found, seeds

@@ -83,8 +83,18 @@ def means(rule: Sequence[Any], seeds: Sequence[int], horizons: Sequence[int]) ->
     return found[0], found[1]
 
 
-def verdicts(size: Size, folder: Path) -> list[Verdict]:
-    """At the settings whose server's mean is best with other seeds. Nothing is kept."""
+class Seed(NamedTuple):
+    """One seed up to round T, at the setting that was chosen for it."""
+
+    curve: str
+    x: int  # T
+    seed: int
+    Y: float
+    setting: fs.CDMAADA
+
+
+def verdicts(size: Size, folder: Path) -> tuple[list[Verdict], list[Seed]]:
+    """At the settings whose server's mean is best with other seeds. Nothing is kept for later."""
     horizons = [T for T in (16, 32) if size.little] or [T for T in size.horizons() if T <= 1024]
     tuned, _ = means(SETTINGS, ONLY if size.little else size.tuning, horizons)
     best = tuned.mean(1).argmin(0).tolist()  # by horizon
@@ -94,9 +104,12 @@ def verdicts(size: Size, folder: Path) -> list[Verdict]:
         {T: values[chosen.index(best[at]), :, at].tolist() for at, T in enumerate(horizons)}
         for values in (server, local)
     ]
-    found = []
+    found, seeds = [], []
     for what, curve in zip(("over the server's iterates", "over local iterates"), curves, strict=True):
         own = slope(curve)
+        for at, T in enumerate(horizons):
+            one = SETTINGS[best[at]]
+            seeds += [Seed(what, T, *pair, one) for pair in zip(size.seeds, curve[T], strict=True)]
         found.append(
             Verdict(f"cdma-ada, {what}", told(own), "-0.67; refuted above -0.55", ruling(own, -2 / 3, -0.55))
         )
@@ -104,4 +117,4 @@ def verdicts(size: Size, folder: Path) -> list[Verdict]:
         found.append(
             Verdict(f"local / server, T = {T}", told(ratio(curves[1][T], curves[0][T])), "-", "a comparison")
         )
-    return found
+    return found, seeds

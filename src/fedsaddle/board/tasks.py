@@ -104,8 +104,8 @@ def _quadratics(rounds: int, every: int, clients: int) -> list[BoardTask]:
 _WHOLE_TASKS = [
     *_quadratics(400, 10, 2000),
     _task(
-        "auc-mnist", "AUC maximisation on MNIST, 500 clients of one digit each", "auc-mnist", _BY_AUC,
-        steps=_AUC, rounds=400, every=20, validates=True,
+        "auc-mnist", "AUC maximisation on MNIST, 500 clients of one digit each, nine of two", "auc-mnist",
+        _BY_AUC, steps=_AUC, rounds=400, every=20, validates=True,
     ),
     _task(
         "auc-cifar10", "AUC maximisation on CIFAR-10, 500 clients of one class each", "auc-cifar10", _BY_AUC,
@@ -121,8 +121,9 @@ _WHOLE_TASKS = [
         },
     ),
     _task(
-        "robust-mnist", "robust training on MNIST, 500 clients of one digit each", "robust-mnist", _BY_LOSS,
-        steps=_ROBUST, rounds=400, every=40, validates=True, problem={"evaluate_rows": 1000},
+        "robust-mnist", "robust training on MNIST, 500 clients of one digit each, nine of two",
+        "robust-mnist", _BY_LOSS, steps=_ROBUST, rounds=400, every=40, validates=True,
+        problem={"evaluate_rows": 1000},
     ),
     _task(
         "fair-fashion", "fair classification on Fashion-MNIST, the worst of ten classes", "fair-fashion",
@@ -167,12 +168,12 @@ _WHOLE_TASKS = [
 _QUICK_TASKS = [
     _quadratics(24, 4, 200)[0],
     _task(
-        "auc-digits", "AUC maximisation on small digits, 50 clients of one digit each", "auc-digits", _BY_AUC,
-        steps=_AUC, rounds=12, every=4, validates=True,
+        "auc-digits", "AUC maximisation on small digits, 50 clients of one digit each, nine of two",
+        "auc-digits", _BY_AUC, steps=_AUC, rounds=12, every=4, validates=True,
     ),
     _task(
-        "robust-digits", "robust training on small digits, 50 clients of one digit each", "robust-mnist",
-        _BY_LOSS, steps=_ROBUST, rounds=8, every=4, validates=True, more={"K": 5, "batch": 5},
+        "robust-digits", "robust training on small digits, 50 clients of one digit each, nine of two",
+        "robust-mnist", _BY_LOSS, steps=_ROBUST, rounds=8, every=4, validates=True, more={"K": 5, "batch": 5},
         problem={
             "dataset": "digits", "clients": 50, "hidden": 32, "evaluate_rows": 100, "ascent_steps": 3,
             "restarts": 0, "steps": 1,

@@ -52,7 +52,7 @@ QUICK = Form(
 
 
 def in_little(tables: dict[str, Any], kind: str, positive: int) -> dict[str, Any]:
-    """An experiment's tables on digits: 50 clients of one digit each. Steps and algorithms stay."""
+    """An experiment's tables on digits: 50 clients, of one digit but for nine. Steps and algorithms stay."""
     problem: dict[str, Any] = {"dataset": "digits", "clients": 50, "partition": "label"}
     if kind == "auc":
         problem |= {"name": "auc", "network": "mlp", "positive": positive}
