@@ -1,4 +1,4 @@
-"""Which settings each algorithm may try: the ranges that were published, and where.
+"""Which settings each algorithm may try: the ranges that were published, and where; or that they are ours.
 
 One rule for all. A pair of numbers is drawn from log-uniformly; of a list one is chosen; a name means the
 same value as another hyperparameter. A step size that is not named here is drawn from its task's range, which
@@ -46,14 +46,18 @@ PUBLISHED: dict[str, Ranges] = {
     "catalyst-scaffold-s": Ranges(_APPENDIX, {"eta_g": "eta_l", **_STAGES}),
     "fsgda": Ranges("Shen, AISTATS 2024", _SERVER),
     "fess-gda": Ranges("Shen, AISTATS 2024", {"p": (0.01, 1.0), "beta": (0.05, 0.9), **_SERVER}),
-    "momentum-local-sgda": Ranges("Sharma, ICML 2022", {"b": (0.05, 1.0)}),
+    "momentum-local-sgda": Ranges("Sharma, ICML 2022; the range of b is ours", {"b": (0.05, 1.0)}),
     "fedavg-m": Ranges(
-        "Cheng, ICLR 2024, and rho of the CDMA paper", {"b": (0.05, 1.0), "rho": [0.0, 0.2, 1 / 3]}
+        "Cheng, ICLR 2024, and rho of the CDMA paper; the range of b is ours",
+        {"b": (0.05, 1.0), "rho": [0.0, 0.2, 1 / 3]},
     ),
     "sagda": Ranges("Yang, NeurIPS 2022; server steps as in Shen 2024", _SERVER),
     "fedgda-gt": Ranges("Sun & Wei, NeurIPS 2022: one step size"),
     "fgda": Ranges("Huang, AISTATS 2024, in CDMA-ADA's terms", _RECURSIVE),
-    "adafgda": Ranges("Huang, AISTATS 2024, in CDMA-ADA's terms", {**_RECURSIVE, "decay": [0.9, 0.99]}),
+    "adafgda": Ranges(
+        "Huang, AISTATS 2024, in CDMA-ADA's terms; decay's values are ours",
+        {**_RECURSIVE, "decay": [0.9, 0.99]},
+    ),
     "fednest": Ranges("Tarzanagh, ICML 2022: T = 1"),
     "drfa": Ranges("Deng, NeurIPS 2020", problems=("groups", "fair")),
     "fed-norm-sgda": Ranges("Sharma, TMLR 2023; server steps as in Shen 2024", _SERVER),
@@ -67,7 +71,7 @@ PUBLISHED: dict[str, Ranges] = {
 LEFT_OUT = {
     "codasca-release": "the release's departure from the published rule",
     "local-sgda-plus-release": "CDMA-NC under another name",
-    "sagda-minibatch": "for cohorts that answer twice; sagda is the same with a better anchor",
+    "sagda-minibatch": "for cohorts that answer twice, which none here does; sagda has anchors on all rows",
     "afl": "Parallel SGDA under another name",
 }
 
