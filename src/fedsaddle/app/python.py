@@ -80,7 +80,7 @@ def run(
     """Run in a folder of its own, `out`, with checkpoints, tables and a report. It can be resumed.
 
     `experiment` is the name of a shipped one or a file, as for `fedsaddle run`: `algorithms` are then some
-    of its own, `settings` are what `--set` says, such as `{"quorum.invite": 12}`, and `code` names the files
+    of its own, `settings` are what `--set` says, such as `{"problem.kappa": 20}`, and `code` names the files
     that it may run. Or it is a problem: then `algorithms` are one, or a dict of them by name, and the
     options are those of `simulate`. Without `out` the folder is a new one below runs/. Ctrl-C finishes the
     round and makes a checkpoint; then, or after a crash, the same call with `resume=True` goes on, and comes
