@@ -764,6 +764,12 @@ def test_making_a_network_leaves_the_generator_as_it_was():
         ({"names": ["a", "b"]}, "names must be one for each of the 1 settings, got 2"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
         ({"threads": 0}, "threads must be at least 1"),
+        ({"progress": "x"}, "progress must be True, False or None, got 'x'"),
+        (
+            {"algorithm": {"a": fs.CDMANC(0.1, 0.1)}},
+            "simulate plays one algorithm, .* fs.run compares several",
+        ),
+        ({"algorithm": fs.CDMANC(eta=0.1, gamma=1, K=2.5)}, "^K must be a whole number, got 2.5"),
     ],
     ids=str,
 )
@@ -771,6 +777,14 @@ def test_what_is_no_part_of_a_simulation_is_refused_in_one_line(options, says):
     parts = {"problem": quadratic(), "algorithm": ALGORITHMS["cdma-nc"], "rounds": 1} | options
     with pytest.raises(fs.BadInput, match=says):
         fs.simulate(**parts)
+
+
+@pytest.mark.parametrize(
+    ("memory", "says"), [(0, "at least 1, got 0"), (-5, "got -5"), (2.5, "a whole number")]
+)
+def test_an_executor_needs_some_memory(memory, says):
+    with pytest.raises(fs.BadInput, match=f"^memory must be .*{says}"):
+        fs.Vectorised(memory=memory)
 
 
 def test_simulate_takes_what_make_study_takes():

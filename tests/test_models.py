@@ -320,6 +320,20 @@ def test_an_older_folder_has_no_models_and_says_so(run, tmp_path):
         fs.load(old, seed=0)
 
 
+@pytest.mark.parametrize(
+    ("own", "how"),
+    [
+        ({}, "fedsaddle run --resume --out {}"),
+        ({"python": ["problem"]}, "fs.run(..., out='{}', resume=True)"),
+    ],
+)
+def test_a_run_that_has_only_begun_says_how_it_goes_on(own, how, tmp_path):
+    (tmp_path / "checkpoint.json").write_text(json.dumps({"done": {}, "experiment": own}))
+    with pytest.raises(BadInput) as refused:
+        which_model(tmp_path)
+    assert str(refused.value).endswith(f"has had all rounds yet; go on with {how.format(tmp_path)}")
+
+
 def test_an_older_state_has_no_best_and_none_is_made_up():
     best = Best()
     best.read({}, {"completed": [3]})

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from fedsaddle.cli import progress
+from fedsaddle.cli import progress, tables
 
 
 class Clock:
@@ -50,6 +50,53 @@ def test_the_progress_lines_fit_into_80_columns(monkeypatch, others):
         assert re.fullmatch(r"algorithms +0/3 +about 90 s left *", total)
     else:
         assert not whole
+
+
+def test_a_narrow_terminal_keeps_the_algorithm_and_the_round(monkeypatch):
+    screen = Console(width=40, force_terminal=True, file=io.StringIO(), color_system=None)
+    clock, longest = Clock(monkeypatch), "catalyst-scaffold-s"
+    shown = progress.bars(screen)
+    bars = progress.Bars(plan_of(longest, rounds=10_000), {longest: 0}, shown)
+    bars.begin(longest, 0)
+    for round in range(31):
+        bars.stop(longest, stop_at(round, ROWS if round in (0, 30) else ()))
+        clock.now += 1 / 20
+    screen.print(shown.get_renderable())
+    assert re.fullmatch(rf"{longest}  +30/10000 \S+ *\n", screen.file.getvalue())
+
+
+def test_a_narrow_terminal_keeps_the_numbers():
+    label = "catalyst-scaffold-s"
+    found = [
+        SimpleNamespace(
+            label=label,
+            final={0: 0.0001234, 1: 0.0005678},
+            seeds=2,
+            floats_up={0: 1.0},
+            seconds={},
+            abandoned=3,
+        )
+    ]
+    run = SimpleNamespace(judged_by="stationarity", spent={label: 1.0}, real={})
+    screen = Console(width=40, file=io.StringIO())
+    screen.print(tables._run_table(SimpleNamespace(run=run, found=found), 40))
+    text = screen.file.getvalue()
+    assert "0.0003456 \u00b1 0.00031" in text
+    assert "2/2" in text
+    assert "\u2026" not in text
+    assert max(map(len, text.splitlines())) <= 40
+    family = SimpleNamespace(
+        by="stationarity",
+        name=label,
+        tried=[1],
+        diverged=0,
+        dropped=0,
+        told=lambda: "eta 0.1, gamma 0.2",
+        value_of=lambda metric: 0.0001234,
+    )
+    screen.print(tables._sweep_table(SimpleNamespace(run=run, families=[family]), narrow=True))
+    assert "0.0001234" in screen.file.getvalue()
+    assert "\u2026" not in screen.file.getvalue()
 
 
 def test_the_time_left_does_not_extrapolate_the_warm_up(monkeypatch):

@@ -47,7 +47,7 @@ FLOORS = [
     {"faults", "merges", "history"},
     {"algorithms", "problems"},
     {"engine"},
-    {"simulate", "outcome"},
+    {"simulate", "outcome", "progress"},
     {"runs", "environment", "sweep"},
     {"border", "report", "tensorboard"},
     {"flower", "paper", "board"},

@@ -1,9 +1,12 @@
 """Python gets what the command line gets: folders, reports, sweeps, outcomes."""
 
 import csv
+import dataclasses
 import itertools
 import json
+import multiprocessing
 import os
+import pickle
 import re
 import runpy
 import signal
@@ -23,6 +26,7 @@ from fedsaddle.border.build import load
 from fedsaddle.border.identity import identity_of
 from fedsaddle.cli import main
 from fedsaddle.problem import Modelled
+from fedsaddle.report import read_runs, write_report
 
 SMALL = {"rounds": 4, "evaluate_every": 2, "seeds": (0, 3)}
 
@@ -47,10 +51,55 @@ def test_an_outcome_knows_its_lanes(outcome):
     assert (outcome.names, outcome.seeds) == (("CDMANC", "CDMANC"), (0, 3))
     assert outcome.lane(3) == outcome.lane(3, "CDMANC") == 1
     assert repr(outcome).startswith("Outcome(CDMANC: 2 seeds, 4 rounds, stationarity 1.")
+    assert repr(outcome).count("diverged") == 0
     with pytest.raises(fs.BadInput, match="no seed 1 of CDMANC; its seeds are 0, 3"):
         outcome.lane(1)
     with pytest.raises(fs.BadInput, match="known: CDMANC"):
         outcome.lane(0, "CDMA")
+
+
+def test_settings_have_names_of_their_own():
+    both = [fs.CDMANC(eta=0.1, gamma=0.1), fs.CDMANC(eta=0.002, gamma=0.2)]
+    found = fs.simulate(fs.Quadratic(clients=10), both, seeds=[4], rounds=2)
+    assert found.names == ("CDMANC-0", "CDMANC-1")
+    ends = found.last("stationarity")
+    assert ends[0] != ends[1] == ends[found.lane(4, "CDMANC-1")]
+    told = [f"CDMANC-{lane}: 1 seed, 2 rounds, stationarity {end:.4g}" for lane, end in enumerate(ends)]
+    assert repr(found) == f"Outcome(2 settings, 1 seed; {told[0]}; {told[1]})"
+    with pytest.raises(fs.BadInput, match="names must differ, got 'a', 'a'"):
+        fs.simulate(fs.Quadratic(clients=10), both, names=["a", "a"], rounds=1)
+
+
+def test_what_has_diverged_is_said_and_is_in_no_mean():
+    def end(*seeds, **options):
+        return fs.simulate(fs.Quadratic(clients=10), fs.CDMANC(40, 40), seeds=seeds, **options)
+
+    with pytest.warns(fs.Notice, match="every lane diverged"):
+        lost = end(0, 1, rounds=20, evaluate_every=5)
+    assert lost.rows[-1].round == 5
+    assert lost.rows[-1].metrics["stationarity"] > 1e50
+    assert repr(lost) == "Outcome(CDMANC: 2 seeds, 9 rounds, 2 of 2 diverged)"
+    one = dataclasses.replace(end(0, 1, rounds=1), alive=[True, False])
+    assert repr(one) == (
+        f"Outcome(CDMANC: 2 seeds, 1 round, stationarity {one.last('stationarity')[0]:.4g}, 1 of 2 diverged)"
+    )
+
+
+def short_simulation(seed):
+    return fs.simulate(
+        fs.AUC(dataset="digits", positive=3, clients=10), fs.CDMANC(0.1, 0.1), seeds=[seed], rounds=10
+    )
+
+
+def test_an_outcome_goes_from_one_process_to_another(tmp_path):
+    here = short_simulation(1)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        (there,) = pool.map(short_simulation, [1])
+    assert there.rows == here.rows
+    assert torch.equal(there.z[0].x, here.z[0].x)
+    assert (there.save(tmp_path / "run") / "rounds.csv").exists()
+    again = pickle.loads(pickle.dumps(here)).made.study
+    assert again.executor.recorder(again) is not here.made.study.executor.recorder(here.made.study)
 
 
 def test_an_outcome_gives_the_trained_network(outcome):
@@ -90,7 +139,10 @@ def test_an_outcome_is_saved_as_a_folder_that_reports_are_made_of(outcome, tmp_p
     assert [float(row["stationarity"]) for row in rows] == [
         row.metrics["stationarity"] for row in outcome.rows
     ]
-    assert outcome.report(tmp_path / "page.html").read_text().count("stationarity")
+    page = outcome.report(tmp_path / "page.html").read_text()
+    assert "stationarity" in page
+    assert "experiment.json" not in page  # its folder is gone
+    assert "experiment.json" in write_report(read_runs([folder])).read_text()
     with pytest.raises(fs.BadInput, match="already holds a run"):
         outcome.save(folder)
     with pytest.raises(fs.BadInput, match="say where"):
@@ -107,8 +159,6 @@ def test_a_saved_outcome_of_what_ships_is_an_experiment(tmp_path):
     told = json.loads((folder / "experiment.json").read_text())
     assert load(str(folder / "experiment.json")).resolved == told
     assert [told["algorithms"][name]["eta_l"] for name in ("slow", "fast")] == [0.1, 0.3]
-    with pytest.raises(fs.BadInput, match="several settings are called CODASCA"):
-        fs.simulate(fs.Quadratic(clients=10), both, rounds=1).save(tmp_path / "other")
 
 
 # --- fs.run ------------------------------------------------------------------------------------------------
@@ -295,6 +345,23 @@ def test_a_resume_with_something_else_is_refused_by_name(tmp_path):
         go({"name": {1, 2}})
 
 
+def test_a_resume_is_told_in_the_words_of_a_call(tmp_path):
+    def go(*names, **options):
+        return fs.run(
+            "quadratic", list(names), seeds="0", out=tmp_path / "run", report=False, **{"rounds": 4} | options
+        )
+
+    go("cdma-ada", "cdma-nc")
+    for why, names, options in (
+        ("another experiment (the run has cdma-ada, cdma-nc; this asks for cdma-nc)", ["cdma-nc"], {}),
+        ("experiment (K was 10, is 3; the run has cdma-ada, cdma-nc; ", ["cdma-nc"], {"settings": {"K": 3}}),
+        ("was asked for 4 rounds; it may be given more, not fewer", ["cdma-ada", "cdma-nc"], {"rounds": 3}),
+    ):
+        with pytest.raises(fs.BadInput, match=re.escape(why)) as refused:
+            go(*names, **{"resume": True} | options)
+        assert str(refused.value).endswith(": resume it with the same values, or choose another out")
+
+
 def test_other_data_or_code_without_an_identity_is_another_problem():
     class Mine(fs.Quadratic):
         pass
@@ -330,6 +397,10 @@ def test_other_data_or_code_without_an_identity_is_another_problem():
         (lambda: fs.run(fs.Quadratic(), fs.CDMANC(1, 1), rounds=2, seeds=3), "such as range\\(3\\)"),
         (lambda: fs.run(fs.Quadratic(), fs.CDMANC(1, 1), rounds=2, engine="lop"), "did you mean 'loop'"),
         (lambda: fs.run(42, fs.CDMANC(1, 1), rounds=2), "problem must be such as AUC"),
+        (
+            lambda: fs.run("quadratic", rounds=2, progress="x"),
+            "progress must be True, False or None, got 'x'",
+        ),
     ],
 )
 def test_what_run_cannot_use_is_refused_in_one_line(call, why, tmp_path, monkeypatch):

@@ -240,6 +240,15 @@ def test_an_unfinished_run_says_how_far_it_is(tmp_path, call):
     ]
 
 
+def test_how_far_a_run_is_does_not_depend_on_whom_it_is_shown_beside(tmp_path):
+    folders = [write_run(tmp_path / name, [*ROWS[:3], ("poor", 0, 0, 0, 0.5)]) for name in ("one", "two")]
+    for run in read_runs(folders):
+        assert [one.label for one in run.series] == [
+            f"{name} ({run.folder.name})" for name in ("good", "poor")
+        ]
+        assert run.unfinished == "good 2 of 2 rounds, poor 0 of 2 rounds"
+
+
 def test_a_row_that_is_just_being_written_is_not_there_yet(by_hand):
     with (by_hand / "rounds.csv").open("a") as file:
         file.write("poor,1,3,2")
@@ -247,12 +256,13 @@ def test_a_row_that_is_just_being_written_is_not_there_yet(by_hand):
 
 
 def test_a_run_all_of_whose_seeds_diverged_is_in_the_table(tmp_path):
-    gone = [("gone", seed, 0, "diverged", "loss is no longer finite") for seed in range(3)]
+    gone = [("gone", seed, seed // 2, "diverged", "loss is no longer finite") for seed in range(3)]
     folder = write_run(tmp_path / "run", ROWS[:9], events=gone)
     runs = read_runs([folder])
     assert runs[0].unfinished == ""
     _, gone = findings(runs[0].series, "test_auc")
     assert (gone.label, gone.diverged, gone.final, gone.against) == ("gone", 3, {}, None)
+    assert gone.reached == 1  # as its events say
     assert write_report(runs).is_file()
 
 
@@ -756,6 +766,52 @@ def test_bands_and_seeds_lie_inside_the_plot(nine):
     assert front == "a3"
     brought = nine.ask("getComputedStyle(document.querySelector('#inside .front .band')).opacity")
     assert float(opacity) < 0.1 < float(brought)
+
+
+@pytest.fixture
+def wild(browser, tmp_path):
+    """A loss that falls, and one that explodes and ends."""
+    rows = [
+        *[("calm", 0, at, at, 3.8 - at / 5) for at in range(5)],
+        *[("wild", 0, at, at, value) for at, value in ((0, 3.8), (1, 4.0), (2, 1e143))],
+    ]
+    folder = write_run(
+        tmp_path / "run", rows, rounds=4, metrics="loss", events=[("wild", 0, 3, "diverged", "z.x is gone")]
+    )
+    browser.look(width=1280)
+    browser.open(write_report(read_runs([folder])))
+    yield browser
+    assert browser.console() == []
+
+
+def test_what_explodes_leaves_the_frame_at_once(wild):
+    (left, up), (right, down) = wild.ask("""(() => {
+        const path = document.querySelector('#inside .line[data-label=wild] .mean');
+        return path.getAttribute('d').slice(1).split('L').slice(1).map(pair => pair.split(',').map(Number));
+    })()""")
+    assert left < right
+    assert 0 < up < 1000 < 50_000 < -down < 200_000
+    cross = wild.ask("document.querySelector('#inside .cross').getBBox().y")
+    assert 0 < cross < up  # at the top
+    wild.point("#chart", 0)
+
+
+def test_who_has_diverged_sets_no_aim(wild):
+    level = "document.getElementById('reach').value"
+    assert wild.ask(level) == "3"
+    costs = wild.ask(
+        "[...document.querySelectorAll('#costs-table tbody tr')].map(row => row.cells[1].textContent)"
+    )
+    assert costs == ["4", "3"]  # as what went wrong says
+
+
+def test_where_all_have_diverged_there_is_nothing_to_reach(browser, tmp_path):
+    rows = [("wild", 0, 0, 0, 3.8), ("wild", 0, 1, 9, 1e143)]
+    events = [("wild", 0, 1, "diverged", "z.x is gone")]
+    browser.look()
+    browser.open(write_report(read_runs([write_run(tmp_path / "run", rows, metrics="loss", events=events)])))
+    assert browser.ask("document.getElementById('reaching').hidden")
+    assert browser.console() == []
 
 
 def test_looking_closer_and_back(nine):

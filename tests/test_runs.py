@@ -305,8 +305,24 @@ def test_a_damaged_checkpoint_has_one_before_it(half, whole, damage, monkeypatch
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("--rounds=6", "rounds was 12, is 6"),
-        ("--set=problem.kappa=3.0", "problem.kappa was 10.0, is 3.0"),
+        (
+            "--rounds=6",
+            "half was asked for 12 rounds, and cdma-ada has had 5; it may be given more, not fewer: ",
+        ),
+        (
+            "--rounds=11",
+            "half was asked for 12 rounds, and cdma-ada has had 5; it may be given more, not fewer: ",
+        ),
+        ("--set=problem.kappa=3.0", "by another experiment (problem.kappa was 10.0, is 3.0): "),
+        ("--set=checks.norm=3", "(checks was not there, is {"),
+        (
+            "--algorithm=cdma-nc",
+            "(the run has codasca, cdma-ada; this asks for codasca, cdma-ada, cdma-nc): ",
+        ),
+        (
+            "--algorithm=cdma-nc,cdma-one,coda-plus",
+            "(the run has codasca, cdma-ada; this asks for 5 algorithms): ",
+        ),
         ("--deterministic", "deterministic was false, is true"),
     ],
 )
@@ -434,6 +450,9 @@ def test_a_folder_is_all_that_a_resume_needs(half, whole, monkeypatch, capsys):
     words = ["--resume", f"--out={half}", "--quiet"]
     assert fedsaddle("run", *words, "--seeds=0-3", monkeypatch=monkeypatch) == 2
     assert "seeds was [0, 1], is [0, 1, 2, 3]" in capsys.readouterr().err
+    assert fedsaddle("run", *words, "--rounds=8", monkeypatch=monkeypatch) == 2
+    told = f"{half} was asked for 12 rounds; it may be given more, not fewer: resume it with fedsaddle run"
+    assert told in capsys.readouterr().err
     assert fedsaddle("sweep", *words, monkeypatch=monkeypatch) == 2
     assert f"holds a run: go on with fedsaddle run --resume --out {half}" in capsys.readouterr().err
     assert everything(half) == before
@@ -608,7 +627,7 @@ def test_algorithms_in_another_order_are_another_experiment(half, monkeypatch, c
     before = everything(half)
     other = [word.replace("codasca,cdma-ada", "cdma-ada,codasca") for word in ARGUMENTS]
     assert fedsaddle(*other, f"--out={half}", "--resume", monkeypatch=monkeypatch) == 2
-    assert "order was" in capsys.readouterr().err
+    assert "the algorithms are in another order" in capsys.readouterr().err
     assert everything(half) == before
 
 

@@ -570,7 +570,7 @@ def test_mistakes_that_show_later_are_told_in_a_line() -> None:
     with pytest.warns(Notice, match="where it starts, a metric is not finite"):
         ended = run(fs.task(x=Net, y=fs.Simplex(3), loss=loss, data=data(), metrics=odd))
     assert not ended.rows
-    assert "0 rounds, diverged where it starts" in str(ended)
+    assert "0 rounds, 2 of 2 diverged where it starts" in str(ended)
 
 
 def test_a_column_that_memory_cannot_hold_is_refused() -> None:

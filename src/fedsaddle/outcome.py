@@ -60,10 +60,6 @@ class Outcome:
         if algorithm not in there:
             raise unknown("algorithm of this outcome", algorithm, there)
         lanes = list(zip(self.names, self.seeds, strict=True))
-        if lanes.count((algorithm, seed)) > 1:
-            raise BadInput(
-                f"several settings are called {algorithm}: give simulate names=[...], one for each"
-            )
         if (algorithm, seed) not in lanes:
             known = ", ".join(str(own) for name, own in lanes if name == algorithm)
             raise BadInput(f"there is no seed {seed} of {algorithm}; its seeds are {known}")
@@ -107,16 +103,29 @@ class Outcome:
         return page
 
     def __repr__(self) -> str:
-        told = []
-        for name in dict.fromkeys(self.names):
-            ends = {row.seed: row for row in self.rows if self.names[row.lane] == name}
-            metric = next(iter(self.rows[0].metrics)) if ends else ""
-            values = [row.metrics[metric] for row in ends.values()]
-            mean = f", {metric} {sum(values) / len(values):.4g}" if values else ", diverged where it starts"
-            reached = max((row.round for row in ends.values()), default=0)
-            seeds = self.names.count(name)
-            told.append(f"{name}: {seeds} seed{'s' * (seeds > 1)}, {reached} rounds{mean}")
+        told, there = [], list(dict.fromkeys(self.names))
+        for name in there:
+            lanes = [lane for lane, own in enumerate(self.names) if own == name]
+            lost = [lane for lane in lanes if not self.alive[lane]]
+            rows = {row.lane: row for row in self.rows if row.lane in lanes}
+            ends = [row for row in rows.values() if row.lane not in lost]
+            rounds = [row.round for row in ends] or [one.round for one in self.events if one.lane in lost]
+            words = [_counted(len(lanes), "seed"), _counted(max(rounds, default=0), "round")]
+            if ends:
+                metric = next(iter(ends[0].metrics))
+                words.append(f"{metric} {sum(row.metrics[metric] for row in ends) / len(ends):.4g}")
+            if lost:
+                start = "" if rows else " where it starts"
+                words.append(f"{len(lost)} of {len(lanes)} diverged{start}")
+            told.append(f"{name}: {', '.join(words)}")
+        if len(there) > 1:
+            what = "setting" if self.made is not None else "algorithm"
+            told.insert(0, f"{_counted(len(there), what)}, {_counted(len(set(self.seeds)), 'seed')}")
         return f"Outcome({'; '.join(told)})"
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def pandas() -> Any:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
-import time
 import typing
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +28,7 @@ from fedsaddle.merges import MEAN, Merge, TrimmedMean
 from fedsaddle.mishaps import told_if_theirs
 from fedsaddle.outcome import Made, Outcome
 from fedsaddle.problem import Held, Problem, name_of
+from fedsaddle.progress import ProgressLine, is_shown
 from fedsaddle.ranges import check
 from fedsaddle.steady import AS_THEY_ARE, Steady
 from fedsaddle.strata import Strata, check_sampling, strata_of, tied
@@ -73,16 +72,22 @@ def make_study(
 ) -> Study:
     """A checked study. All seeds of all settings of one algorithm become lanes, setting by setting.
 
-    `names` are what the settings are called; without them, each is called by its class.
+    `names` are what the settings are called; without them, each is called by its class, and if there are
+    several also by its number: CDMANC-0, CDMANC-1.
     """
     settings = _settings(algorithm)
     seeds = _checked_seeds(seeds)
     if not settings or not seeds:
         raise BadInput("at least one algorithm and one seed are needed")
     _check_parts(problem, settings, quorum, fleet, merge, faults, checks, steady, executor)
+    for setting in settings:
+        check(setting)
     check_fits(settings[0], problem, quorum, steady)
     if names and len(names) != len(settings):
         raise BadInput(f"names must be one for each of the {len(settings)} settings, got {len(names)}")
+    called = list(names) or _called(settings)
+    if len(set(called)) < len(called):
+        raise BadInput(f"names must differ, got {', '.join(map(shown, called))}")
     check_count("batch", batch)
     clients = len(problem.federation)
     quorum, fleet = quorum or _first_quorum(clients), fleet or Paper()
@@ -106,7 +111,6 @@ def make_study(
         values = [float(getattr(setting, name)) for setting in settings for _ in seeds]
         return start.x.new_tensor(values, device=place)
 
-    called = names or [type(setting).__name__ for setting in settings]
     return Study(
         problem,
         settings[0],
@@ -140,8 +144,16 @@ def _first_quorum(clients: int) -> Quorum:
 
 def _settings(algorithm: Any) -> list[Any]:
     """One algorithm, or several settings of it."""
+    if isinstance(algorithm, Mapping):
+        raise BadInput("simulate plays one algorithm, or settings of it in a list; fs.run compares several")
     several = isinstance(algorithm, Sequence) and not isinstance(algorithm, str)
     return list(algorithm) if several else [algorithm]
+
+
+def _called(settings: Sequence[object]) -> list[str]:
+    """What settings are called that nobody has named."""
+    own = [type(setting).__name__ for setting in settings]
+    return own if len(own) == 1 else [f"{name}-{number}" for number, name in enumerate(own)]
 
 
 def _checked_seeds(seeds: Iterable[int]) -> list[int]:
@@ -171,7 +183,6 @@ def _check_settings(settings: Sequence[Any], batch: int, smallest: int) -> None:
     first = settings[0]
     counts = [name for name, field in hyperparameters(type(first)).items() if field.static]
     for setting in settings:
-        check(setting)
         rows = max(batch * phase.length(NEARLY_ALL) * phase.batches for phase in setting.phases())
         check_memory("the minibatches of a visit", 6 * rows)
         if rows > 2**22 * smallest:
@@ -302,6 +313,7 @@ def simulate(
     check_count("rounds", rounds)
     check_count("evaluate_every", evaluate_every)
     check_count("threads", threads, most=1024)
+    seen = is_shown(progress)
     check_rows_are_here(problem)
     with machine.threads(threads):
         study = make_study(
@@ -324,7 +336,6 @@ def simulate(
         )
         for note in notes_of([study]):
             warnings.warn(note, Notice, stacklevel=2)
-        seen = sys.stderr is not None and (sys.stderr.isatty() if progress is None else progress)
         told = ProgressLine(rounds) if seen else None
         rows, events = [], []
         try:
@@ -362,36 +373,3 @@ def simulate(
         study.seeds,
         made=Made(study, tuple(_settings(algorithm)), rounds, evaluate_every, threads, end),
     )
-
-
-class ProgressLine:
-    """One line on a terminal that is written over; elsewhere, a line for about every tenth of the way."""
-
-    def __init__(self, rounds: int, who: str = "", start: int = 0) -> None:
-        self.rounds, self.began, self.who, self.start = rounds, time.monotonic(), who, start
-        self.file, self.moving = sys.stderr, sys.stderr.isatty()
-        self.metric, self.told, self.width = "", -rounds, 0
-
-    def __call__(self, stop: Stop) -> None:
-        if stop.rows:
-            name = next(iter(stop.rows[0].metrics))
-            mean = sum(row.metrics[name] for row in stop.rows) / len(stop.rows)
-            self.metric = f"  {name} {mean:.4g}"
-        last = stop.round == self.rounds or not any(stop.lanes.alive)
-        if not (self.moving or last or stop.round - self.told >= self.rounds / 10):
-            return
-        self.told = stop.round
-        spent = time.monotonic() - self.began
-        played = stop.round - self.start
-        pace = f"  {played / max(spent, 1e-9):.3g} rounds/s" if played else ""
-        alive = f"{sum(stop.lanes.alive)}/{len(stop.lanes.alive)} alive"
-        line = f"{self.who}round {stop.round}/{self.rounds}{self.metric}  {alive}{pace}  {spent:.0f} s"
-        if self.moving:
-            print(f"\r{line:<{self.width}}", end="", file=self.file, flush=True)
-            self.width = len(line)
-        else:
-            print(line, file=self.file, flush=True)
-
-    def close(self) -> None:
-        if self.width:
-            print(file=self.file)

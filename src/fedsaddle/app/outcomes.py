@@ -6,6 +6,7 @@ import csv
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from fedsaddle.app.run import SILENT
@@ -84,8 +85,6 @@ def save_outcome(outcome: Outcome, folder: Path) -> Path:
     made, study = outcome.made, outcome.made.study
     names = study.names[:: len(set(study.seeds))]
     settings = dict(zip(names, made.settings, strict=True))
-    if len(settings) < len(names):
-        raise BadInput(f"several settings are called {names[0]}: say names=[...], one for each")
     key = names[0] if len(names) == 1 else "settings"
     plan = plan_of({key: study}, settings, How(made.rounds, made.evaluate_every, threads=made.threads))
     run = RunFolder(folder, plan, resume=False)
@@ -107,5 +106,5 @@ def report_outcome(outcome: Outcome, path: Path | None) -> Path:
     if path is None:
         raise BadInput("a simulation has no folder of its own: say where, such as report('report.html')")
     with tempfile.TemporaryDirectory() as place:
-        name = type(outcome.problem).__name__
-        return write_report(read_runs([save_outcome(outcome, Path(place) / name)]), path)
+        (run,) = read_runs([save_outcome(outcome, Path(place) / type(outcome.problem).__name__)])
+        return write_report([replace(run, stays=False)], path)

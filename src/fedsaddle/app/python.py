@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import threading
@@ -34,11 +35,11 @@ from fedsaddle.exits import INTERRUPTED
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import Cohorts, Fleet, Quorum
 from fedsaddle.merges import Merge
-from fedsaddle.outcome import Outcome
+from fedsaddle.outcome import Outcome, pandas
 from fedsaddle.problem import Problem
+from fedsaddle.progress import ProgressLine, is_shown
 from fedsaddle.report.sweeps import CHOSEN_BY_TEST, is_dropped, value_of
 from fedsaddle.runs import Plan, Watch
-from fedsaddle.simulate import ProgressLine
 from fedsaddle.steady import Steady
 from fedsaddle.strata import Strata
 
@@ -79,7 +80,7 @@ def run(
     """Run in a folder of its own, `out`, with checkpoints, tables and a report. It can be resumed.
 
     `experiment` is the name of a shipped one or a file, as for `fedsaddle run`: `algorithms` are then some
-    of its own, `settings` are what `--set` says, such as `{"quorum.invite": 12}`, and `code` names the files
+    of its own, `settings` are what `--set` says, such as `{"problem.kappa": 20}`, and `code` names the files
     that it may run. Or it is a problem: then `algorithms` are one, or a dict of them by name, and the
     options are those of `simulate`. Without `out` the folder is a new one below runs/. Ctrl-C finishes the
     round and makes a checkpoint; then, or after a crash, the same call with `resume=True` goes on, and comes
@@ -108,8 +109,6 @@ class Swept:
 
     def to_pandas(self) -> Any:
         """The table as a pandas.DataFrame."""
-        from fedsaddle.outcome import pandas
-
         return pandas().DataFrame(self.table)
 
 
@@ -302,8 +301,7 @@ class _Way:
             raise BadInput("resume=True needs the folder to go on with: say out=...")
         if not checkpoint_seconds >= 0:
             raise BadInput(f"checkpoint_seconds must be at least 0, got {checkpoint_seconds}")
-        seen = sys.stderr is not None and (sys.stderr.isatty() if progress is None else progress)
-        self.show = _Told(seen)
+        self.show = _Told(is_shown(progress))
         folder = None if out is None else Path(out)
         self.way = Way(folder, resume, checkpoint_seconds, self.show, tensorboard=tensorboard)
 
@@ -321,6 +319,7 @@ class _Way:
 
 def _in_python(told: str) -> str:
     """What a folder says of options, in the words of a call; a whole command stays what it is."""
+    told = re.sub(r"fedsaddle (run|sweep) --resume .* options( but --code)?", "the same values", told)
     whole = "fedsaddle " in told
     return told if whole else told.replace("--resume", "resume=True").replace("another --out", "another out")
 

@@ -80,7 +80,7 @@ class Bench:
 
     @property
     def memory(self) -> int | None:
-        return None if self.checked.memory_gb is None else int(self.checked.memory_gb * 2**30)
+        return None if self.checked.memory_gb is None else max(1, int(self.checked.memory_gb * 2**30))
 
     def study(self, settings: Mapping[str, tuple[Any, Beside]]) -> Study:
         """One study of settings, by name, that share their rule, their counts and what is said beside."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,7 +104,8 @@ def _lanes(folder: Path) -> dict[str, dict[str, Any]]:
         for seeds in lanes.values():
             for seed, entry in seeds.items():
                 int(seed), entry["sha256"]
-        done, swept = list(saved["done"]), "sweep" in saved["experiment"]
+        done, experiment = list(saved["done"]), saved["experiment"]
+        swept, python = "sweep" in experiment, "python" in experiment
     except (ValueError, KeyError, AttributeError, TypeError):
         raise BadInput(f"{path} is damaged: it is not a checkpoint") from None
     if lanes:
@@ -111,9 +113,14 @@ def _lanes(folder: Path) -> dict[str, dict[str, Any]]:
         return found
     if swept:
         raise BadInput(f"{folder} is a sweep, which keeps no models: run its best.toml, and use that run")
-    why = (
-        "its task trains no network, or an older version has run it"
-        if done
-        else "none of its algorithms has had all rounds yet"
+    if done:
+        raise BadInput(f"{folder} holds no model: its task trains no network, or an older version has run it")
+    place = shlex.quote(str(folder))
+    how = (
+        f"fs.run(..., out={str(folder)!r}, resume=True)"
+        if python
+        else f"fedsaddle run --resume --out {place}"
     )
-    raise BadInput(f"{folder} holds no model: {why}")
+    raise BadInput(
+        f"{folder} holds no model: none of its algorithms has had all rounds yet; go on with {how}"
+    )

@@ -280,15 +280,21 @@ class Bars:
             )
 
 
+NARROW = 70  # columns; on fewer there is no room for what can be done without
+
+
 def bars(out: Console, transient: bool = False) -> Progress:
     bar = [BarColumn(bar_width=10)] if out.width >= 100 else []  # on 80 columns the words need them all
+    narrow = out.width < NARROW
+    speed = [] if narrow else [TextColumn("{task.fields[speed]}", justify="right")]
+    metric = [] if narrow else [TextColumn("{task.fields[metric]}")]
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", table_column=Column(no_wrap=not narrow, overflow="fold")),
         *bar,
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        TextColumn("{task.fields[speed]}", justify="right"),
+        *speed,
         TextColumn("{task.fields[left]}", justify="right", table_column=Column(no_wrap=True)),
-        TextColumn("{task.fields[metric]}"),
+        *metric,
         console=out,
         transient=transient,
     )

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsaddle.app.results import Results, of_run, of_sweep
-from fedsaddle.cli.progress import amount
+from fedsaddle.cli.progress import NARROW, amount
 from fedsaddle.report import spread
 from fedsaddle.report.sweeps import CHOSEN_BY_TEST
 
@@ -19,13 +19,14 @@ def show_run(out: Console, path: Path, quiet: bool) -> int:
     """Write a run's report and show its table. To an exit code."""
     results = of_run(path)
     if not quiet:
-        out.print(_run_table(results, wide=out.width >= 100))
+        out.print(_run_table(results, out.width))
         print(f"rounds   {path / 'rounds.csv'}\nreport   {results.page}\nspent    {_spent(results)}")
     return _code(results)
 
 
-def _run_table(results: Results, wide: bool) -> Table:
+def _run_table(results: Results, width: int) -> Table:
     metric, spent = results.run.judged_by, results.run.spent
+    wide, narrow = width >= 100, width < NARROW
     table = Table(
         title=f"{metric} at the end, mean ± standard deviation over the seeds",
         box=box.SIMPLE,
@@ -33,15 +34,21 @@ def _run_table(results: Results, wide: bool) -> Table:
         show_edge=wide,
     )
     counts = ("seeds", "floats\nup", "seconds\nsimulated", "seconds\nspent", "abandoned")
-    for column in ("algorithm", metric, *counts):
+    columns = ("algorithm", metric, *counts[: 1 if narrow else None])
+    for column in columns:
+        words = column == "algorithm"
         table.add_column(
-            column, justify="left" if column == "algorithm" else "right", no_wrap=True, vertical="bottom"
+            column,
+            justify="left" if words else "right",
+            no_wrap=not (words and narrow),
+            overflow="fold",
+            vertical="bottom",
         )
     for one in results.found:
         final, floats, seconds = (
             spread(list(values.values())) for values in (one.final, one.floats_up, one.seconds)
         )
-        table.add_row(
+        cells = (
             one.label,
             str(final or "diverged"),
             f"{len(one.final)}/{one.seeds}",
@@ -50,6 +57,7 @@ def _run_table(results: Results, wide: bool) -> Table:
             f"{spent[one.label]:.3g}" if one.label in spent else "",
             str(one.abandoned),
         )
+        table.add_row(*cells[: len(columns)])
     if metric in results.run.real:
         table.add_row("real rows", f"{results.run.real[metric]:.4g}")
     return table
@@ -62,25 +70,27 @@ def show_sweep(out: Console, path: Path, quiet: bool) -> int:
     if first.by_test:
         print(f"warning: {CHOSEN_BY_TEST.format(first.by)}", file=sys.stderr)
     if not quiet:
-        out.print(_sweep_table(results))
+        out.print(_sweep_table(results, narrow=out.width < NARROW))
         print(f"rounds   {path / 'rounds.csv'}\nreport   {results.page}\nbest     {results.best}")
         print(f"spent    {_spent(results)}")
     return _code(results)
 
 
-def _sweep_table(results: Results) -> Table:
+def _sweep_table(results: Results, narrow: bool) -> Table:
     families, first = results.families, results.run.judged_by
     by = families[0].by
     table = Table(title=f"the best setting of each algorithm by {by}, mean over the seeds", box=box.SIMPLE)
-    columns = dict.fromkeys(("algorithm", "best setting", by, first, "tried", "diverged", "dropped"))
+    columns = list(dict.fromkeys(("algorithm", "best setting", by, first, "tried", "diverged", "dropped")))
+    columns = columns[: 3 if narrow else None]
     for column in columns:
         words = column in ("algorithm", "best setting")
-        table.add_column(column, justify="left" if words else "right", no_wrap=column != "best setting")
+        folds = column == "best setting" or (words and narrow)
+        table.add_column(column, justify="left" if words else "right", no_wrap=not folds, overflow="fold")
     for family in families:
         values = [family.value_of(metric) for metric in dict.fromkeys((by, first))]
         means = ["diverged" if value is None else f"{value:.4g}" for value in values]
         counts = (len(family.tried), family.diverged, family.dropped)
-        table.add_row(family.name, family.told(), *means, *map(str, counts))
+        table.add_row(*(family.name, family.told(), *means, *map(str, counts))[: len(columns)])
     return table
 
 

@@ -156,7 +156,9 @@ def _run(run: Run) -> dict[str, Any]:
         "unfinished": run.unfinished,
         "experiment": experiment,
         "environment": run.environment,
-        "again": f"fedsaddle {command} {shlex.quote(folder + '/experiment.json')} --out runs/again",
+        "again": f"fedsaddle {command} {shlex.quote(folder + '/experiment.json')} --out runs/again"
+        if run.stays
+        else "",
     }
 
 

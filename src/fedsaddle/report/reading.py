@@ -85,6 +85,7 @@ class Series:
     trouble: list[str] = field(default_factory=list)  # of the machines that it ran on
     happened: list[Happening] = field(default_factory=list)
     terms: dict[str, str] = field(default_factory=dict)  # see TERMS
+    name: str = ""  # the experiment's; the label may also say which run
 
     @property
     def alive(self) -> list[Lane]:
@@ -97,8 +98,10 @@ class Series:
 
     @property
     def reached(self) -> int:
-        """The last round at which every seed that is alive was evaluated."""
-        return min((lane.points[-1].round for lane in self.alive), default=0)
+        """The last round at which every seed that is alive was evaluated; of none, that of the last end."""
+        if not self.alive:
+            return max((one.round for one in self.happened if one.what in ENDS), default=0)
+        return min(lane.points[-1].round for lane in self.alive)
 
     @property
     def finished(self) -> bool:
@@ -119,6 +122,7 @@ class Run:
     series: list[Series]
     environment: list[dict[str, Any]]  # one entry for each time it was started
     real: dict[str, float] = field(default_factory=dict)  # what real rows have, by metric, if it is known
+    stays: bool = True  # whether the folder is still there when somebody reads its report
 
     @property
     def judged_by(self) -> str:
@@ -138,7 +142,7 @@ class Run:
     @property
     def unfinished(self) -> str:
         """How far each algorithm is, if not all have come to their end."""
-        reached = {one.label: one.reached for one in self.series}
+        reached = {one.name: one.reached for one in self.series}
         if len(reached) == len(self.experiment["algorithms"]) and all(one.finished for one in self.series):
             return ""
         if any(one.family for one in self.series):  # too many to name them
@@ -146,8 +150,8 @@ class Run:
             return f"{ended} of {len(self.experiment['algorithms'])} settings have come to their end"
         rounds = self.experiment["rounds"]
         return ", ".join(
-            f"{label} {reached[label]} of {rounds} rounds" if label in reached else f"{label} not begun"
-            for label in self.experiment["algorithms"]
+            f"{name} {reached[name]} of {rounds} rounds" if name in reached else f"{name} not begun"
+            for name in self.experiment["algorithms"]
         )
 
 
@@ -172,7 +176,7 @@ def read_run(folder: Path) -> Run:
             setting = table if isinstance(table, dict) else {}
             pictures, family = read_pictures(folder / "samples", label), families.get(label, "")
             one = Series(label, lanes, *counts, metrics, pictures, family, setting)
-            series.append(replace(one, trouble=_trouble(own), happened=own, terms=terms))
+            series.append(replace(one, trouble=_trouble(own), happened=own, terms=terms, name=label))
     ends = {(label, one.seed) for label, own in happened.items() for one in own if one.what in ENDS}
     strangers = {*points, *ends} - {(one.label, lane.seed) for one in series for lane in one.lanes}
     if strangers:

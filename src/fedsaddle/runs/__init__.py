@@ -39,6 +39,7 @@ are are put aside; each algorithm, in its turn, takes up its own and goes on fro
     models        trained networks by their parameters' names
     checkpoints   lanes as tensors and JSON, and back
     before        the checkpoint before the last
+    another       what is said where a folder is to go on with something else
     folder        all of that in its place, for one process at a time
     details       what problems tell and show beside their metrics
     diary         environment.json and clock.jsonl, on which nothing depends

@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import re
-import shlex
 import shutil
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +21,7 @@ from fedsaddle.errors import BadInput, is_machines
 from fedsaddle.history import line
 from fedsaddle.metric import declared
 from fedsaddle.problem import Pictured
+from fedsaddle.runs.another import fewer_rounds, how_they_differ, way_on
 from fedsaddle.runs.before import BEFORE, put_aside, recovered, state_before
 from fedsaddle.runs.best import Best, Seen
 from fedsaddle.runs.checkpoints import FORMAT, bytes_of, read_checkpoint, read_state, state_of, versions
@@ -141,15 +141,12 @@ class RunFolder:
         grows = was | {"rounds": now["rounds"]} == now and order[0] == order[1]
         grows = grows and self._may_grow and now["rounds"] > was["rounds"]
         if not grows and (was != now or order[0] != order[1]):
-            change = _first_difference(was | {"order": order[0]}, now | {"order": order[1]})
-            alone = f"{'sweep' if self.plan.by else 'run'} --resume --out {shlex.quote(str(self.path))}"
-            how = f"fedsaddle {alone}, which needs no other options" if self._may_grow else "the same options"
-            how = how.replace("options", "options but --code") if "code" in was else how
-            how = "the same values" if "python" in now else how
-            raise BadInput(
-                f"{self.path} was made by another experiment ({change}): resume it with {how}, or choose "
-                "another --out"
-            )
+            shorter = self._may_grow and was == now | {"rounds": was["rounds"]} and order[0] == order[1]
+            made = f"was made by another experiment ({how_they_differ(was, now)})"
+            why = fewer_rounds(was, saved["state"]) if shorter else made
+            command = ("sweep" if self.plan.by else "run") if self._may_grow else ""
+            how = way_on(self.path, was | now, command)
+            raise BadInput(f"{self.path} {why}: resume it with {how}, or choose another --out")
         if grows and self.plan.prunes:
             raise BadInput(
                 f"{self.path} has given up settings on the way to {was['rounds']} rounds; on the way to "
@@ -385,11 +382,3 @@ class RunFolder:
         for table in self.tables.values():
             table.close()
         self._lock.release()
-
-
-def _first_difference(old: Any, new: Any, at: str = "") -> str:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted({*old, *new}):
-            if old.get(key) != new.get(key):
-                return _first_difference(old.get(key), new.get(key), f"{at}.{key}" if at else key)
-    return f"{at} was {json.dumps(old)}, is {json.dumps(new)}"

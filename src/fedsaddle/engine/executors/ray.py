@@ -82,6 +82,8 @@ class Ray(Executor):
             raise BadInput(f"the workers' device must be cpu or cuda, got '{device}'")
         if importlib.util.find_spec("ray") is None:
             raise BadInput("engine ray needs Ray: pip install 'ray>=2.55'")
+        if memory is not None:
+            check_count("memory", memory, most=2**63 - 1)
         self.workers, self.address, self.memory, self.device = workers, address, memory, device
         self._hands: list[_Hand] = []
         self._problem: Problem | None = None

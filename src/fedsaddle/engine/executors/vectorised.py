@@ -25,7 +25,7 @@ from fedsaddle.engine.memory import peak_bytes, until_it_fits
 from fedsaddle.engine.phase import conclude, exchange, padded, visits_in, without_padding
 from fedsaddle.engine.study import CPU, Executor, Lost, PhaseInputs, PhaseResult, Study
 from fedsaddle.engine.visits import Answer, Extent, Given, Stage, Task, Visits, answer, batch_rows, walked
-from fedsaddle.errors import BadInput, Notice
+from fedsaddle.errors import BadInput, Notice, check_count
 from fedsaddle.mishaps import in_words, is_engines, out_of_memory, place_of
 from fedsaddle.problem import Measured, floats, name_of
 
@@ -44,6 +44,8 @@ class Vectorised(Executor):
     """
 
     def __init__(self, memory: int | None = None, compiled: bool = True) -> None:
+        if memory is not None:
+            check_count("memory", memory, most=2**63 - 1)
         self.memory, self.compiled = memory, compiled
         self.asked = memory  # what it may hold becomes known, and less, on the way
         self._recorders: weakref.WeakKeyDictionary[Study, Tapes | Graphs | None] = weakref.WeakKeyDictionary()
@@ -52,6 +54,13 @@ class Vectorised(Executor):
         self._needs: dict[tuple[int, int], tuple[int, int]] = {}
         self._at_once = self._held = 1  # visits, and bytes, that the last computation held at a time
         self._ran_out = self._told = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is made again when it is needed: recordings hold what cannot be pickled."""
+        return {key: own for key, own in vars(self).items() if key not in ("_recorders", "_apart")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _recorders=weakref.WeakKeyDictionary(), _apart=weakref.WeakSet())
 
     def run(self, study: Study, number: int, extent: Extent, inputs: PhaseInputs) -> PhaseResult | Lost:
         recorder = self.recorder(study)

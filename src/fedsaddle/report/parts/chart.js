@@ -45,15 +45,16 @@ function logTicks(low, high, count) {
 
 // --- what is drawn: values turned into heights ---
 
-function heights() {  // what a value is drawn as, and back; and the lowest that a logarithmic axis has a place for
+function heights() {  // what a value is drawn as within the frame, and beyond it, and back; and the lowest that a logarithmic axis has a place for
   const scale = $("scale").value, lines = shown(), top = metric().top;
   const turned = scale === "error" ? v => 1 - v : v => v;
   const values = lines.flatMap(({series, curve}) => [...curve.mean, ...($("each").checked ? series.lanes.flatMap(lane => lane.values[metric().name] || []) : [])]).map(turned);
   const positive = values.filter(v => v > 0), floor = positive.length ? Math.min(...positive) / 2 : 1e-3;
   const kept = v => top === null ? v : Math.min(v, top);
-  if (scale === "linear") return {value: kept, scale: v => v, back: v => v, floor: null, zeros: false};
+  if (scale === "linear") return {value: kept, whole: v => v, scale: v => v, back: v => v, floor: null, zeros: false};
   const zeros = [...values, ...lines.flatMap(one => edges(one).flat().map(turned))].some(v => v <= 0);
-  return {value: v => Math.max(turned(kept(v)), floor), scale: Math.log10, back: v => 10 ** v, floor, zeros};
+  const whole = v => Math.max(turned(v), floor);
+  return {value: v => whole(kept(v)), whole, scale: Math.log10, back: v => 10 ** v, floor, zeros};
 }
 function edges({series, curve}) {  // of the band: one standard deviation to each side, but no further than the seeds go
   if (!curve.edges) curve.edges = curve.mean.map((mean, i) => {
@@ -94,7 +95,7 @@ function drawChart() {
     svg.append(shape("text", {x: width / 2, y: height / 2, "text-anchor": "middle"}, "every algorithm is switched off"));
     return;
   }
-  const drawn = heights(), {scale, back, value} = drawn;
+  const drawn = heights(), {scale, back, value, whole} = drawn;
   let [left, right] = zoom ? zoom.x : extent(lines.map(one => along(one.series.axes)));
   let [low, high] = zoom && zoom.y || span(lines, drawn, zoom && zoom.x);
   if (left === right) right = left + 1;
@@ -103,12 +104,13 @@ function drawChart() {
   const box = {left: 62, right: width - 14, top: 26, bottom: height - 42};
   svg.append(shape("text", {x: 4, y: 14}, scaleName()));
   const x = v => box.left + (v - left) / (right - left) * (box.right - box.left);
-  const y = v => box.bottom - (scale(value(v)) - bottom) / (top - bottom) * (box.bottom - box.top);
+  const rise = h => box.bottom - (scale(h) - bottom) / (top - bottom) * (box.bottom - box.top);
+  const y = v => rise(value(v)), beyond = v => Math.max(-1e5, rise(whole(v)));  // a line leaves the frame as steeply as it is
   const unturned = h => $("scale").value === "error" ? 1 - h : h;
   grid(svg, box, {left, right, x, ticks: (drawn.floor ? logTicks : niceTicks)(back(bottom), back(top), 6), y: h => y(unturned(h)), width, height, name: AXES[axis()]});
   const part = [box.left, box.top, box.right - box.left, box.bottom - box.top];  // a picture in the picture: what is outside is cut off
   const inside = shape("svg", {id: "inside", class: lines.length > 4 ? "many" : "", x: part[0], y: part[1], width: part[2], height: part[3], viewBox: part.join(" ")});
-  for (const one of lines) inside.append(lineOf(one, x, y));
+  for (const one of lines) inside.append(lineOf(one, x, beyond, y));
   svg.append(inside, shape("g", {id: "guide"}), shape("rect", {id: "chosen", class: "chosen", hidden: ""}));
   const places = [...new Set(lines.flatMap(one => along(one.series.axes)))].filter(v => v >= left && v <= right).sort((a, b) => a - b);
   view = {lines, x, y, box, width, height, places, place: null, left, right, unturned,
@@ -126,7 +128,7 @@ function grid(svg, box, {left, right, x, ticks, y, width, height, name}) {
                shape("text", {x: x(tick), y: box.bottom + 18, "text-anchor": "middle"}, amount(tick)));
   svg.append(shape("text", {x: (box.left + box.right) / 2, y: height - 6, "text-anchor": "middle"}, name));
 }
-function lineOf({series, curve, index}, x, y) {  // a curve with its band, its seeds and its crosses
+function lineOf({series, curve, index}, x, y, within) {  // a curve with its band, its seeds and its crosses
   const xs = along(series.axes), name = metric().name;
   const at = (xs, ys) => xs.slice(0, ys.length).map((v, i) => `${x(v).toFixed(1)},${y(ys[i]).toFixed(1)}`);
   const band = edges({series, curve});
@@ -138,7 +140,7 @@ function lineOf({series, curve, index}, x, y) {  // a curve with its band, its s
       group.append(shape("path", {class: "seed", stroke: colour(index), d: `M${at(along(laneAxes(series, lane)), lane.values[name]).join("L")}`}));
   group.append(shape("path", {class: "mean", stroke: colour(index), "stroke-dasharray": dashes(index), d: `M${at(xs, curve.mean).join("L")}`}));
   for (const end of series.diverged.filter(end => end.values && name in end.values && along(end.axes))) {
-    const [h, v] = [x(along(end.axes)[0]), y(end.values[name])];
+    const [h, v] = [x(along(end.axes)[0]), within(end.values[name])];
     group.append(shape("path", {class: "cross", stroke: colour(index), d: `M${h - 5},${v - 5}l10,10m0,-10l-10,10`}));
   }
   return group;
@@ -150,7 +152,7 @@ function read(lines, drawn) {  // what this chart shows, and nothing that it doe
     many ? "A line is the mean over the seeds, its band one standard deviation to each side, but no further than the seeds go." : "A line is one seed.",
     lines.some(({series}) => series.diverged.some(end => end.values)) ? "A cross marks where a seed diverged." : "",
     drawn.zeros && $("scale").value === "error" ? `Where ${name} is 1 or more, a line or a band ends at the bottom: an error of 0 has no place on a logarithmic axis.` : "",
-    beyond && beyond.length ? `The chart ends at ${number(top)}, three times the highest start; ${beyond.join(", ")} ${beyond.length === 1 ? "goes" : "go"} beyond that, along the top.` : "",
+    beyond && beyond.length ? `The chart ends at ${number(top)}, three times the highest start; ${beyond.join(", ")} ${beyond.length === 1 ? "goes" : "go"} beyond that.` : "",
     "Drag over a part to look closer, or scroll once the chart is clicked on; a double click shows all again. Point at it, or use the arrow keys, for values; the names under it switch algorithms off and on.",
   ].filter(Boolean).join(" ");
 }

@@ -62,8 +62,10 @@ function notes({found, name, better, chance, ratios}) {
 
 let wanted = {};  // by metric: what a person has typed
 function levelFor({name, better}) {  // what at least half of the algorithms have at the end, with every seed
-  const sign = better === "high" ? 1 : -1, last = series => series.lanes.map(lane => lane.values[name]).filter(Boolean).map(values => sign * values.at(-1));
+  const sign = better === "high" ? 1 : -1, gone = series => new Set(series.diverged.map(end => end.seed));
+  const last = series => series.lanes.filter(lane => !gone(series).has(lane.seed)).map(lane => lane.values[name]).filter(Boolean).map(values => sign * values.at(-1));
   const ends = data.series.filter(series => !series.off && last(series).length).map(series => Math.min(...last(series))).sort((a, b) => b - a);
+  if (!ends.length) return null;  // all have diverged
   const level = sign * ends[Math.floor((ends.length - 1) / 2)];
   if (better === "high" && $("scale").value === "error" && level < 1) return roundTo(1 - level, v => 1 - v, Math.ceil);
   return roundTo(level, v => v, level * sign > 0 ? Math.floor : Math.ceil);  // to the easier side
@@ -76,9 +78,10 @@ function roundTo(value, back, way) {
 const REACH = {round: ["rounds", amount], floats_up: ["floats up", amount], bytes_up: ["bytes up", amount], time_simulated: ["simulated seconds", amount], spent: ["wall clock, s", amount]};
 function drawReach() {
   const {name, better} = metric();
-  $("reaching").hidden = better === "neither" || !data.series.some(series => series.lanes.length);
+  const preset = better === "neither" ? null : levelFor(metric());
+  $("reaching").hidden = preset === null;
   if ($("reaching").hidden) return;
-  const level = wanted[name] ?? levelFor(metric()), there = v => better === "high" ? v >= level : v <= level;
+  const level = wanted[name] ?? preset, there = v => better === "high" ? v >= level : v <= level;
   if (document.activeElement !== $("reach")) $("reach").value = level;
   $("reach-label").textContent = `${name} of at ${better === "high" ? "least" : "most"}`;
   const keys = Object.keys(REACH).filter(key => key === "bytes_up" ? moves("floats_up") : key === "round" || moves(key));

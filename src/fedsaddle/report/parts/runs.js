@@ -22,7 +22,7 @@ function drawRuns() {
         ? Object.entries(value).map(([label, seconds]) => [`${label} took`, `${seconds} s`]) : [[WORDS[key] || key, value]])));
     return [
       data.runs.length > 1 ? make("h3", {}, `${run.experiment.name} (${run.folder})`) : null,
-      make("p", {}, "Run it again: ", make("code", {}, run.again)),
+      make("p", {}, ...(run.again ? ["Run it again: ", make("code", {}, run.again)] : ["A simulation without a folder; outcome.save(\u2026) makes one."])),
       make("div", {class: "cards"}, ...(places.length ? places : [card("where", [["machine", "not recorded"]])])),
       make("details", {}, make("summary", {}, "every key of the experiment, with its value"),
         make("div", {class: "cards"}, card("experiment", plain), ...tables.map(([key, value]) => card(key, Object.entries(value))))),
