@@ -463,7 +463,10 @@ def test_a_classifier_gives_classes_and_probabilities(tmp_path, monkeypatch, cap
     assert fedsaddle("predict", run, tmp_path / "floats.npz", monkeypatch=monkeypatch) == 2
     assert "expected rows of (1, 8, 8) in uint8" in capsys.readouterr().err
     assert fedsaddle("predict", run, table(tmp_path), monkeypatch=monkeypatch) == 2
-    assert "expected a .npz file" in capsys.readouterr().err
+    assert "expected a .npz file with an array 'features'" in capsys.readouterr().err
+    numpy.savez(tmp_path / "none.npz", features=images[:0, 0].numpy())
+    assert fedsaddle("predict", run, tmp_path / "none.npz", monkeypatch=monkeypatch) == 2
+    assert "none.npz, features: there are no rows" in capsys.readouterr().err
 
 
 # --- export ----------------------------------------------------------------------------------------------
