@@ -21,7 +21,7 @@ SeedOption = Annotated[int | None, typer.Option(help="Of which seed, if there ar
 BestOption = Annotated[
     bool, typer.Option("--best", help="That of the best evaluation on validation rows, not the last.")
 ]
-WRITTEN = {".csv": "scores", ".png": "pictures"}
+_WRITTEN = {".csv": "scores", ".png": "pictures"}
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
 
 
@@ -144,7 +144,7 @@ def _check_place(
     if os.path.isdir(file):
         raise BadInput(f"{file} is a folder: name a file in it")
     if suffix and file.suffix.lower() != suffix:
-        raise BadInput(f"{option} {file}: {WRITTEN[suffix]} are written as {suffix}")
+        raise BadInput(f"{option} {file}: {_WRITTEN[suffix]} are written as {suffix}")
     if not os.path.isdir(file.parent):
         raise BadInput(f"cannot write {file}: there is no folder {file.parent}")
     if rows is not None and os.path.exists(file) and os.path.samefile(file, rows):
