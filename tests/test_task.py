@@ -317,11 +317,14 @@ def test_metrics_by_row_by_number_and_by_other_libraries_agree() -> None:
         "mean": fs.Metric("high", "test", of=lambda x, y, batch: right(x, y, batch).mean()),
         "score": fs.Metric("high", "test", of=scored),
         "whether": fs.Metric("high", "test", of=lambda x, y, batch: right(x, y, batch) > 0),
+        "whole": fs.Metric("high", "test", of=lambda x, y, batch: right(x, y, batch).long()),
+        "of whole": fs.Metric("high", "test", of=lambda x, y, batch: batch.mean(right(x, y, batch).long())),
     }
     task = fs.task(x=Net, y=fs.Simplex(3), loss=loss, data=data(), metrics=metrics)
     found = task.evaluate(task.init(3))
     assert found["rows"] == pytest.approx(found["mean"]) == pytest.approx(found["score"])
-    assert found["whether"] == pytest.approx(found["score"], abs=1e-12)
+    for name in ("whether", "whole", "of whole"):
+        assert found[name] == pytest.approx(found["score"], abs=1e-12)
 
 
 def test_a_metric_of_another_shape_is_told_by_its_shape() -> None:

@@ -58,7 +58,7 @@ def read_tables(experiment: str) -> tuple[dict[str, Any], Path | None]:
         name = meant(experiment, names())
         if name not in names() and os.path.isdir(experiment):
             raise BadInput(
-                f"{path} is a folder: name a TOML file; or, to go on with a run, --resume --out {path}"
+                f"{path} is a folder: name a TOML file; or, to go on with a run, --resume --out FOLDER"
             )
         if name not in names():
             raise BadInput(f"{unknown('experiment', experiment, names())}; or give the path of a TOML file")

@@ -149,7 +149,7 @@ def _check_place(
         raise BadInput(f"cannot write {file}: there is no folder {file.parent}")
     if rows is not None and os.path.exists(file) and os.path.samefile(file, rows):
         raise BadInput(f"{file} is the table of the rows that are scored: choose another {option}")
-    for folder in file.resolve().parents:
+    for folder in Path(os.path.realpath(file)).parents:
         if any(os.path.exists(folder / name) for name in ("experiment.json", "checkpoint.json")):
             raise BadInput(f"{file} lies in {folder}, which is the folder of a run: choose another {option}")
     if os.path.lexists(file) and not force:

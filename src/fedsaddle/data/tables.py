@@ -58,7 +58,7 @@ def load_table(
 
     if len(train.labels.words) > MOST_CLASSES:
         raise BadInput(f"{path}: '{label}' has more than {MOST_CLASSES} values; a label names a class")
-    _notice_capitals(path, label, train.labels.words)
+    _notice_capitals(path, label, train.labels.words + (() if held is None else held.labels.words))
     owners = None if train.owners is None else numbered(train.owners)[1][0]
     if held is not None:
         classes, (labels, test_labels) = numbered(train.labels, held.labels)

@@ -60,7 +60,7 @@ class BatchRows(dict[str, Tensor]):
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over the rows of values (row, ...)."""
-        return self._xi.mean(values)
+        return self._xi.mean(_floats(values))
 
     def uniform(self, *shape: int, number: int = 0) -> Tensor:
         """Draws from [0, 1) for every row, (row, ...); others for another number."""
@@ -325,9 +325,14 @@ def _kind(one: Any) -> str:
 
 
 def first_of(found: Any) -> Any:
-    """Of a game's two losses, what x descends; of what is true or false, ones and zeros."""
+    """Of a game's two losses, what x descends."""
     found = found[0] if isinstance(found, tuple) else found
-    return found.double() if isinstance(found, Tensor) and found.dtype == torch.bool else found
+    return _floats(found) if isinstance(found, Tensor) else found
+
+
+def _floats(values: Tensor) -> Tensor:
+    """What is true or false, or whole, as floats, of which there is a mean."""
+    return values if values.is_floating_point() or values.is_complex() else values.double()
 
 
 def _number(name: str, found: Any, xi: Batch) -> Tensor:
