@@ -432,6 +432,28 @@ def test_help_shows_what_is_in_brackets(call):
     assert "[sweep]" in call("--help")[1]
 
 
+def test_what_is_no_experiment_is_called_what_it_is(refused, tmp_path):
+    assert "payments.csv is a table: an experiment, a TOML file, names it as" in refused(
+        "run", "payments.csv"
+    )
+    assert refused("run", "MY.TOML") == "error: cannot read MY.TOML: No such file or directory"
+    assert refused("run", ".").startswith("error: . is a folder: name a TOML file; or, to go on with a run")
+    (tmp_path / "quadratic").mkdir()
+    assert files.read_tables("quadratic")[1] is None  # the shipped one
+
+
+def test_a_folder_of_runs_is_told_what_it_holds(refused, call):
+    call("run", "valid.json", "--out", "runs/b", "--quiet")
+    call("run", "valid.json", "--out", "runs/a", "--quiet")
+    assert refused("report", "runs").endswith("it has no experiment.json; it holds the runs runs/a, runs/b")
+
+
+def test_a_seed_that_is_said_twice_is_told_as_one(refused):
+    for seeds in ("0,0,1", "0-4,3"):
+        line = refused("run", "valid.json", "--seeds", seeds)
+        assert line == f"error: seeds: seed {seeds[-1] if '-' in seeds else 0} is given twice"
+
+
 @pytest.mark.parametrize("name", ["page.pdf", "figure.png", "Page.PDF"])
 def test_a_report_is_a_page(call, refused, name):
     call("run", "valid.json", "--out", "new", "--quiet")

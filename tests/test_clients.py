@@ -320,7 +320,20 @@ BAD = {
     "partition": (lambda: fs.clients(TABLE, count=3, partition="labels"), "did you mean 'label'?"),
     "no count": (lambda: fs.clients(TABLE, partition="iid"), "needs count"),
     "idle alpha": (lambda: fs.clients(TABLE, count=3, partition="iid", alpha=1.0), "alpha is of partition"),
-    "too many": (lambda: fs.clients(TABLE, count=41), "at most the number of rows (40), got 41"),
+    "too many": (
+        lambda: fs.clients(TABLE, count=41),
+        "count must be at most the number of rows (40), got 41",
+    ),
+    "no rows": (lambda: fs.clients({"a": [], "b": []}, count=100), "the table has no rows"),
+    "no objects": (
+        lambda: fs.clients({"a": numpy.array([], dtype=object)}, indices=[[0]]),
+        "the table has no rows",
+    ),
+    "a share of single rows": (
+        lambda: fs.clients(TABLE, count=40, test_share=0.5),
+        "every client has one row and keeps it; make fewer clients, or give test=",
+    ),
+    "true clients": (lambda: fs.clients(TABLE, count=True), "count must be a whole number, got True"),
     "real clients": (
         lambda: fs.clients({"a": [1], "c": [0.5]}, client="c"),
         "expected whole numbers or words",

@@ -11,10 +11,11 @@ import fedsaddle as fs
 from fedsaddle import judges
 from fedsaddle.border.sweeps import load_sweep
 from fedsaddle.errors import BadInput
-from fedsaddle.metric import Metric
+from fedsaddle.metric import NO_METRICS, Metric
 from fedsaddle.problems import PROBLEMS, Entry
 from fedsaddle.report import findings, read_runs
 from fedsaddle.report.sweeps import families_of
+from fedsaddle.runs import KEYS
 from test_report import write_run
 from test_runs import fedsaddle
 from test_sweep import write
@@ -256,6 +257,17 @@ def test_an_older_folder_gets_its_declarations_when_it_is_resumed(tmp_path, monk
     assert fedsaddle("run", "--resume", f"--out={tmp_path / 'run'}", "--quiet", monkeypatch=monkeypatch) == 0
     assert path.read_text() == told
     assert fedsaddle("report", str(tmp_path / "run"), monkeypatch=monkeypatch) == 0
+
+
+def test_a_metric_is_not_named_as_a_column_of_rounds(tmp_path):
+    assert KEYS["rounds.csv"] == NO_METRICS
+
+    class Named(fs.Quadratic):
+        metrics = {"seed": Metric("low", rows="train")}  # noqa: RUF012
+
+    with pytest.raises(BadInput, match=r"Named.metrics\['seed'\] is named as a column of rounds.csv"):
+        fs.run(Named(clients=9), fs.CDMANC(0.1, 0.1), rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_somebody_elses_metrics_are_not_overwritten(tmp_path, monkeypatch, capsys):

@@ -433,6 +433,34 @@ def test_rows_that_do_not_fit_are_refused_in_a_line(run, tmp_path, text, told, m
     assert told in message
 
 
+def test_what_is_there_is_not_written_over(run, tmp_path, monkeypatch, capsys):
+    new, kept = tmp_path / "new.csv", tmp_path / "kept.csv"
+    new.write_text("amount,still,kind\n1700000005,7,card\n")
+    kept.write_text("mine")
+    words, before = ("predict", run, new, "--seed", 0, "--out"), new.read_bytes()
+    for out, told in (
+        (kept, f"{kept} is there already: choose another --out, or write over it with --force"),
+        (new, "is the table of the rows that are scored: choose another --out"),
+        (tmp_path / "." / "new.csv", "is the table of the rows"),
+        (run / "rounds.csv", f"lies in {run}, which is the folder of a run: choose another --out"),
+        (run / "models" / "cdma-nc" / "new.csv", f"lies in {run}, which is the folder of a run"),
+        (tmp_path / "payments.toml", "scores are written as .csv"),
+    ):
+        if out != kept:
+            assert fedsaddle(*words, out, "--force", monkeypatch=monkeypatch) == 2
+            assert told in capsys.readouterr().err
+        assert fedsaddle(*words, out, monkeypatch=monkeypatch) == 2
+        assert told in capsys.readouterr().err
+    for inside in (run / "m.pt2", run / "models" / "cdma-nc" / "0.safetensors"):
+        assert fedsaddle("export", run, "--seed", 0, "--to", inside, "--force", monkeypatch=monkeypatch) == 2
+        assert "the folder of a run: choose another --to" in capsys.readouterr().err
+    assert fedsaddle("rescore", run, "--out", tmp_path / "s.toml", monkeypatch=monkeypatch) == 2
+    assert fedsaddle("rescore", run, "--out", run / "rounds.csv", monkeypatch=monkeypatch) == 2
+    assert (new.read_bytes(), kept.read_text()) == (before, "mine")
+    assert fedsaddle(*words, kept, "--force", monkeypatch=monkeypatch) == 0
+    assert len(read(kept)) == 1
+
+
 def test_a_classifier_gives_classes_and_probabilities(tmp_path, monkeypatch, capsys):
     task = fs.Fair(clients=4)
     run = train(tmp_path / "run", task, rounds=2, seeds=(0,))
@@ -449,7 +477,10 @@ def test_a_classifier_gives_classes_and_probabilities(tmp_path, monkeypatch, cap
     assert fedsaddle("predict", run, tmp_path / "floats.npz", monkeypatch=monkeypatch) == 2
     assert "expected rows of (1, 8, 8) in uint8" in capsys.readouterr().err
     assert fedsaddle("predict", run, table(tmp_path), monkeypatch=monkeypatch) == 2
-    assert "expected a .npz file" in capsys.readouterr().err
+    assert "expected a .npz file with an array 'features'" in capsys.readouterr().err
+    numpy.savez(tmp_path / "none.npz", features=images[:0, 0].numpy())
+    assert fedsaddle("predict", run, tmp_path / "none.npz", monkeypatch=monkeypatch) == 2
+    assert "none.npz, features: there are no rows" in capsys.readouterr().err
 
 
 # --- export ----------------------------------------------------------------------------------------------
@@ -535,7 +566,10 @@ def test_a_task_of_one_s_own_is_exported_by_its_code(tmp_path, monkeypatch, caps
         unpacked(models.export(run, tmp_path / "m.safetensors", code=[code]).path.read_bytes())
     ) == set(own.state_dict())
     assert fedsaddle("export", run, "--to", to, monkeypatch=monkeypatch) == 2
-    assert "code=" in capsys.readouterr().err
+    assert "is there already: choose another --to, or write over it with --force" in capsys.readouterr().err
+    assert fedsaddle("export", run, "--to", to, "--force", monkeypatch=monkeypatch) == 2
+    assert f"its network is built by your code: add --code {code}\n" in capsys.readouterr().err
+    assert fedsaddle(*words, "--force", monkeypatch=monkeypatch) == 0
 
 
 def test_safetensors_hold_the_scaling_and_what_it_is_for(run, tmp_path):
@@ -586,6 +620,10 @@ def test_a_generator_makes_pictures(gan, tmp_path, monkeypatch, capsys):
         assert picture.size == (8 * 9 * 5, 3 * 9 * 5)  # eight across, three lines, enlarged
     assert out.read_bytes() == models.sample(gan, 20)
     assert models.sample(gan, 20, noise_seed=1) != models.sample(gan, 20)
+    capsys.readouterr()
+    assert fedsaddle("sample", gan, "--out", out, monkeypatch=monkeypatch) == 2
+    assert "grid.png is there already: choose another --out, or write" in capsys.readouterr().err
+    assert fedsaddle("sample", gan, "--out", out, "--force", monkeypatch=monkeypatch) == 0
     assert fedsaddle("sample", gan, "--count", 0, monkeypatch=monkeypatch) == 2
     assert fedsaddle("sample", gan, "--out", tmp_path / "x.gif", monkeypatch=monkeypatch) == 2
     assert fedsaddle("predict", gan, out, monkeypatch=monkeypatch) == 2
@@ -604,7 +642,7 @@ def test_both_networks_of_a_gan_are_the_tasks(gan, home):
 
 def test_only_a_gan_makes_pictures(run):
     with pytest.raises(BadInput, match="holds no generator"):
-        models.sample(run, seed=0)
+        models.sample(run)  # of several seeds: which one does not matter
 
 
 # --- what is damaged, or hostile -------------------------------------------------------------------------

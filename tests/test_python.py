@@ -16,6 +16,7 @@ import tempfile
 from functools import partial
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -561,3 +562,37 @@ def test_a_shell_completes_names_without_pytorch(words, found):
     line = f"import sys; sys.argv = ['fedsaddle']; {program}"
     done = subprocess.run([sys.executable, "-c", line], env=os.environ | env, capture_output=True, text=True)
     assert done.stdout.split() == [found], done.stderr
+
+
+def test_whole_numbers_of_numpy_are_pythons(tmp_path):
+    table = {"a": numpy.arange(60.0), "label": numpy.arange(60) % 2}
+    data = fs.clients(table, count=numpy.int64(3), seed=numpy.int64(1))
+    assert len(data) == 3
+    assert torch.equal(data.federation.rows["a"], fs.clients(table, count=3, seed=1).federation.rows["a"])
+    assert len(fs.clients(away=numpy.int64(3), test=table)) == 3
+    assert type(fs.Quorum(invite=numpy.int64(4)).invite) is int
+
+    def of(out, whole, seeds):
+        problem, quorum = fs.Quadratic(clients=whole(9)), fs.Quorum(invite=whole(4))
+        some = {"rounds": whole(2), "batch": whole(2), "evaluate_every": whole(1), "progress": False}
+        fs.run(problem, fs.CDMANC(0.1, 0.1), out=out / "own", seeds=seeds, quorum=quorum, **some)
+        some["settings"] = {"problem.clients": whole(20)}
+        return fs.run("quadratic", "cdma-nc", out=out / "named", seeds=seeds, **some)
+
+    theirs, plain = of(tmp_path / "numpy", numpy.int64, numpy.arange(2)), of(tmp_path / "int", int, [0, 1])
+    assert [type(seed) for seed in theirs.seeds] == [int, int]
+    assert theirs.rows == plain.rows
+    for run in ("own", "named"):
+        for file in ("experiment.json", "rounds.csv"):
+            assert (tmp_path / "numpy" / run / file).read_bytes() == (
+                tmp_path / "int" / run / file
+            ).read_bytes()
+    some = {"rounds": 2, "quorum": fs.Quorum(invite=4)}
+    ends = [
+        fs.simulate(fs.Quadratic(clients=9), fs.CDMANC(0.1, 0.1), seeds=seeds, **some).rows[-1].metrics
+        for seeds in (numpy.arange(2), range(2))
+    ]
+    assert ends[0] == ends[1]
+    for wrong in (True, numpy.bool_(True), 2.0, numpy.float64(2)):
+        with pytest.raises(fs.BadInput, match="rounds must be a whole number"):
+            fs.run(fs.Quadratic(clients=9), fs.CDMANC(0.1, 0.1), rounds=wrong, out=tmp_path / "no")

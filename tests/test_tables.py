@@ -18,7 +18,7 @@ from fedsaddle.border import build
 from fedsaddle.data import partition
 from fedsaddle.data.readers import LARGEST, MOST_WORDS
 from fedsaddle.data.tables import load_table
-from fedsaddle.errors import BadInput
+from fedsaddle.errors import BadInput, Notice
 from fedsaddle.problems import AUC
 from fedsaddle.runs import RunFolder
 
@@ -520,11 +520,46 @@ def test_what_only_python_takes_for_a_number_is_refused(tmp_path, cell):
         fs.AUC(dataset=str(tmp_path / "odd.csv"), positive=1)
 
 
-@pytest.mark.parametrize("cell", ["1,5", "-1,234.50", "1,234,567"])
-def test_a_comma_in_a_number_is_suspected(tmp_path, cell):
-    (tmp_path / "comma.csv").write_text(f'a,label\n"{cell}",0\n"2,5",1\n')
-    with pytest.raises(BadInput, match=r"line 2: .* decimal comma, or commas between thousands"):
+@pytest.mark.parametrize(
+    "cell",
+    ["1,5", "-1,234.50", "1,234,567", "$12.50", "-$1,200", "€ 3", "1.234,56 €", "$.99", "12%", "-0.5 %"],
+)
+def test_a_comma_or_a_sign_in_a_number_is_suspected(tmp_path, cell):
+    (tmp_path / "comma.csv").write_text(f'a,label\n"{cell}",0\n"2,5",1\n', encoding="utf-8")
+    with pytest.raises(BadInput, match=r"line 2: .* decimal comma, or commas between .* currency or percent"):
         fs.AUC(dataset=str(tmp_path / "comma.csv"), positive=1)
+
+
+@pytest.mark.parametrize("cell", ["1.2.3", "5-10%", "a,b", "2020-01-02", "$", "%", "12:30"])
+def test_other_words_are_words(tmp_path, cell):
+    assert columns_of(tmp_path, [cell, "x"] * 20) == {"a": (cell, "x")}
+
+
+def columns_of(tmp_path, cells):
+    rows = "".join(f'"{cell}",{number % 2}\n' for number, cell in enumerate(cells))
+    (tmp_path / "words.csv").write_text(f"a,label\n{rows}")
+    return load_table(str(tmp_path / "words.csv")).columns
+
+
+def test_a_column_with_a_word_for_nearly_every_row_is_told_of(tmp_path):
+    dates = [f"2020-{1 + n // 28:02}-{1 + n % 28:02}" for n in range(58)]
+    with pytest.warns(Notice, match=r"column 'a' has 58 words in 60 rows: each becomes a feature; leave it"):
+        columns_of(tmp_path, [*dates, *dates[:2]])
+    columns_of(tmp_path, dates[:30] * 2)  # a notice would be an error
+    columns_of(tmp_path, dates[:19])
+
+
+def test_classes_that_differ_in_capitals_alone_are_told_of(tmp_path):
+    rows = "".join(f"{n},{('yes', 'no', 'Yes')[n % 3]}\n" for n in range(60))
+    path = table(tmp_path, f"a,label\n{rows}")
+    with pytest.warns(Notice, match="'label' has both 'yes' and 'Yes', which are two classes"):
+        assert load_table(path).classes == ("Yes", "no", "yes")
+
+
+def test_no_rows_are_said_to_be_none(tmp_path):
+    path = npz(tmp_path, features=numpy.zeros((0, 3)), label=numpy.zeros(0))
+    with pytest.raises(BadInput, match=r"mine\.npz, features: there are no rows"):
+        load_table(path)
 
 
 def test_a_table_must_be_a_plain_file(tmp_path):

@@ -316,10 +316,22 @@ def test_metrics_by_row_by_number_and_by_other_libraries_agree() -> None:
         "rows": fs.Metric("high", "test", of=right),
         "mean": fs.Metric("high", "test", of=lambda x, y, batch: right(x, y, batch).mean()),
         "score": fs.Metric("high", "test", of=scored),
+        "whether": fs.Metric("high", "test", of=lambda x, y, batch: right(x, y, batch) > 0),
+        "whole": fs.Metric("high", "test", of=lambda x, y, batch: right(x, y, batch).long()),
+        "of whole": fs.Metric("high", "test", of=lambda x, y, batch: batch.mean(right(x, y, batch).long())),
     }
     task = fs.task(x=Net, y=fs.Simplex(3), loss=loss, data=data(), metrics=metrics)
     found = task.evaluate(task.init(3))
     assert found["rows"] == pytest.approx(found["mean"]) == pytest.approx(found["score"])
+    for name in ("whether", "whole", "of whole"):
+        assert found[name] == pytest.approx(found["score"], abs=1e-12)
+
+
+def test_a_metric_of_another_shape_is_told_by_its_shape() -> None:
+    metrics = {"all": fs.Metric("high", "test", of=lambda x, y, batch: x(batch["input"]))}
+    task = fs.task(x=Net, y=fs.Simplex(3), loss=loss, data=data(), metrics=metrics)
+    with pytest.raises(fs.BadInput, match=r"got a tensor of \(\d+, 3\) in float32$"):
+        task.evaluate(task.init(0))
 
 
 def test_without_metrics_the_objective_is_told_in_which_clients_count_the_same() -> None:
@@ -360,10 +372,14 @@ def test_what_vmap_cannot_do_is_named_and_the_loop_does_it() -> None:
             {"loss": lambda x, y, batch: x(batch["inputs"])},
             r"the loss failed in <lambda> \(test_task.py, line \d+\) on 4 rows \(input \(4, 6\).*KeyError",
         ),
-        ({"loss": lambda x, y, batch: x(batch["input"])}, r"\(4,\) for 4 rows.*got a tensor of \(4, 3\)"),
+        (
+            {"loss": lambda x, y, batch: x(batch["input"])},
+            r"\(4,\) for 4 rows.*got a tensor of \(4, 3\) in float32",
+        ),
         ({"loss": lambda x, y, batch: 1.0}, "must give one value a row.* got 1.0"),
         ({"loss": lambda x, y, batch: loss(x, y, batch).mean()}, "rows that only pad.*batch.mean"),
         ({"data": [rows(3, 0)]}, r"data must be made by fs.clients"),
+        ({"metrics": {"round": fs.Metric("high", "test", of=right)}}, r"\['round'\] is named as a column of"),
         ({"metrics": {"a": "high"}}, r"metrics\['a'\] must be such as Metric"),
         ({"metrics": {"a": fs.Metric("high", "test")}}, r"metrics\['a'\] needs of="),
         ({"metrics": {"a": fs.Metric("high", "validation", of=right)}}, "there are none: give fs.clients"),
@@ -461,6 +477,9 @@ class Counting(nn.Module):
         return self.only(inputs) * self.calls
 
 
+ONE = Net()
+
+
 def changing(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
     batch["input"].mul_(2)
     return loss(x, y, batch)
@@ -481,6 +500,10 @@ def slope(x: Applied, y: Tensor, batch: dict[str, Tensor]) -> Tensor:
         ({"loss": lambda x, y, b: loss(x, y, b) / 0}, "not finite on 4 rows where it starts"),
         ({"loss": slope}, "take gradients by torch.func.grad"),
         ({"loss": lambda x, y, b: loss(x, y, b).detach()}, "x has nothing to descend"),
+        (
+            {"loss": lambda x, y, b: loss(ONE, y, b), "x": lambda: ONE},
+            "or does it call the module itself instead of x?",
+        ),
         ({"loss": lambda x, y, b: loss(x, y, b) - loss(x, y, b).mean()}, "depends on the other rows"),
         ({"x": lambda: nn.Sequential(nn.Linear(6, 3), networks.BatchNorm(3))}, "if it is given batch.weight"),
         ({"x": lambda: spectral_norm(nn.Linear(6, 3))}, "changes its buffer 'parametrizations.weight.0._u'"),

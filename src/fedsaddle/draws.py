@@ -37,7 +37,7 @@ def fold(key: Tensor, number: Tensor | int) -> Tensor:
     """A new key from a key and a number; both broadcast."""
     # A plain number stays one: a tensor made of it would have to be copied to the key's device.
     word = key + (
-        _signed(_STRIDE * (number + 1) % 2**64) if isinstance(number, int) else _STRIDE * (number + 1)
+        _STRIDE * (number + 1) if isinstance(number, Tensor) else _signed(_STRIDE * (int(number) + 1) % 2**64)
     )
     word = (word ^ _shift(word, 30)) * _MIX_1
     word = (word ^ _shift(word, 27)) * _MIX_2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import operator
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -62,17 +63,27 @@ def shown(value: object) -> str:
         return "a number of thousands of digits"
 
 
-def check_count(name: str, value: object, least: int = 1, most: int = MOST) -> None:
+def as_whole(value: Any) -> Any:
+    """A whole number, such as one of NumPy's, as Python's own; what is none is left to others."""
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
+
+
+def check_count(name: str, value: object, least: int = 1, most: int = MOST) -> int:
+    value = as_whole(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadInput(f"{name} must be a whole number, got {shown(value)}")
     if value < least:
         raise BadInput(f"{name} must be at least {least}, got {shown(value)}")
     if value > most:
         raise BadInput(f"{name} must be at most {most}, got {shown(value)}")
+    return value
 
 
-def check_seed(name: str, value: object) -> None:
-    check_count(name, value, least=0, most=2**63 - 1)
+def check_seed(name: str, value: object) -> int:
+    return check_count(name, value, least=0, most=2**63 - 1)
 
 
 def check_device(name: str) -> None:

@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 from fedsaddle.errors import BadInput
 
+# What rounds.csv has beside the metrics, which none may be named as.
+NO_METRICS = ("algorithm", "seed", "round", "floats_up", "floats_down", "time_simulated")
 SUCH = 'Metric("high", rows="test")'
 
 
@@ -60,6 +62,8 @@ def declared(problem: object) -> Mapping[str, Metric]:
     for key, metric in found.items():
         if not isinstance(metric, Metric) or not metric.valid:
             raise BadInput(f"{name}.metrics['{key}'] must be such as {SUCH}, got {metric!r}")
+        if key in NO_METRICS:
+            raise BadInput(f"{name}.metrics['{key}'] is named as a column of rounds.csv: name it otherwise")
     return found
 
 

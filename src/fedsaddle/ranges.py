@@ -13,12 +13,12 @@ from __future__ import annotations
 import sys
 import typing
 from functools import cache
-from numbers import Real
+from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, get_args, get_origin
 
 from fedsaddle.core import Range
-from fedsaddle.errors import MOST, BadInput, check_count, shown
+from fedsaddle.errors import MOST, BadInput, as_whole, check_count, shown
 
 NotNegative = Annotated[float, Range(least=0)]
 Above0 = Annotated[float, Range(above=0)]
@@ -36,6 +36,8 @@ def check(one: object, at: str = "") -> None:
     for name, hint in _hints(type(one)).items():  # type: ignore[arg-type]
         if name in held:
             _check(at + name, held[name], hint)
+            if isinstance(held[name], Integral):
+                object.__setattr__(one, name, as_whole(held[name]))
 
 
 @cache

@@ -19,8 +19,8 @@ from fedsaddle.blueprint import Blueprint, Piece, trusted
 from fedsaddle.border.build import bench_of
 from fedsaddle.border.files import made_in_python, tables_of
 from fedsaddle.border.plugged import plug
-from fedsaddle.border.plugins import files_of
-from fedsaddle.border.trained import Choice, check_format, which_model
+from fedsaddle.border.plugins import again, files_of
+from fedsaddle.border.trained import Choice, check_format, which_generator, which_model
 from fedsaddle.errors import BadInput, check_count, check_seed, unknown
 from fedsaddle.mishaps import told_in_a_line
 from fedsaddle.pictures import grid
@@ -199,6 +199,8 @@ def export(
     if written.blueprint is None and code:
         task = _task_by(chosen, code)
         return _export_own(task, path, form, chosen, written, _role(written, role), about)
+    if written.blueprint is None and (own := again(_tables(chosen))):
+        raise BadInput(f"{run}: its network is built by your code: add{own}")
     model, plan, name = _built(chosen, chosen.seeds[0], role, code)
     part, reader = plan.parts[name], plan.reader
     example = plan.example(name, max(2, plan.together))
@@ -330,7 +332,7 @@ def sample(
     """A grid of pictures that a generator makes, as a PNG file's bytes."""
     check_count("count", count, most=MOST_PICTURES)
     check_seed("the noise's seed", noise_seed)
-    chosen = which_model(run, algorithm, seed, best)
+    chosen = which_generator(run, algorithm, seed, best)
     model, plan, role = _built(chosen, chosen.seeds[0])
     width = plan.parts[role].noise
     if not width:

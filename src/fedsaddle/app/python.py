@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,7 +25,7 @@ from fedsaddle.app.run import Way, carry_out, place
 from fedsaddle.border.build import Wanted, load
 from fedsaddle.border.schema import Beside, algorithm_of
 from fedsaddle.border.sweeps import load_sweep
-from fedsaddle.border.values import How, Parts, executors, named, plan_of, sweep_plan
+from fedsaddle.border.values import How, Parts, executors, named, plan_of, said, sweep_plan
 from fedsaddle.checks import Checks
 from fedsaddle.core import Algorithm
 from fedsaddle.engine import machine
@@ -86,7 +87,7 @@ def run(
     round and makes a checkpoint; then, or after a crash, the same call with `resume=True` goes on, and comes
     to the same bytes. More `rounds` may be asked for.
     """
-    given = {key: value for key, value in locals().items() if value is not None}
+    given = said(locals())
     way = _Way(out, resume, tensorboard, progress, checkpoint_seconds)
     with machine.restored():
         machine.prepare()
@@ -157,7 +158,7 @@ def sweep(
     `by` is a metric; by default the first that does not look at test rows. At most `budget` settings of each
     are tried, drawn with `draw_seed` from a larger grid; `halving=3` keeps a third of them at each rung.
     """
-    given = {key: value for key, value in locals().items() if value is not None}
+    given = said(locals())
     way = _Way(out, resume, tensorboard, progress, checkpoint_seconds)
     with machine.restored():
         machine.prepare()
@@ -205,19 +206,18 @@ def _of_name(given: dict[str, Any], loaded: Callable[..., Plan], **own: Any) -> 
             f"algorithms must be names of the experiment's, such as ['cdma-ada'], got "
             f"{shown(given['algorithms'])}"
         )
-    said = {key: given[key] for key in ("evaluate_every", "batch", "threads") if key in given}
-    said |= given.get("settings", {})
-    seeds = given.get("seeds")
+    settings = {key: given[key] for key in ("evaluate_every", "batch", "threads") if key in given}
+    settings |= given.get("settings", {})
     wanted: Wanted = {
         "algorithms": some,
         "rounds": given.get("rounds"),
-        "seeds": seeds if seeds is None or isinstance(seeds, str) else list(seeds),  # type: ignore[typeddict-item]
+        "seeds": given.get("seeds"),
         "engine": given.get("engine"),
         "device": None if "device" not in given else str(given["device"]),
         "deterministic": given.get("deterministic"),
         "history": given.get("history"),
         "code": given.get("code", ()),
-        "settings": [f"{key}={json.dumps(value)}" for key, value in said.items()],
+        "settings": [f"{key}={json.dumps(value, default=index)}" for key, value in settings.items()],
     }
     return loaded(str(given["experiment"]), **wanted, **own)
 
@@ -233,11 +233,10 @@ def _values(given: dict[str, Any]) -> tuple[Parts, How]:
     for key, default in (("rounds", None), ("evaluate_every", 10), ("threads", 1)):
         check_count(key, given.get(key, default))
     shared = {key: given[key] for key in (*OPTIONS, "batch") if key in given}
-    seeds = given.get("seeds", (0,))
     make = executors(given.get("engine"), given.get("executor"))
     values = Parts(
         given["experiment"],
-        list(seeds) if isinstance(seeds, Iterable) and not isinstance(seeds, str) else seeds,
+        given.get("seeds", [0]),
         str(machine.device_named(str(given.get("device", "cpu")))),
         shared,
         make,

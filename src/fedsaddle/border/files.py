@@ -12,6 +12,7 @@ import json
 import os
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
@@ -48,8 +49,17 @@ def shipped() -> dict[str, str]:
 def read_tables(experiment: str) -> tuple[dict[str, Any], Path | None]:
     """The tables of an experiment, by its name or its file, and the folder of that file."""
     path = Path(experiment)
-    if path.suffix not in (".toml", ".json") and not os.path.isfile(experiment):
+    kind = path.suffix.lower()
+    if kind in (".csv", ".npz"):
+        raise BadInput(
+            f"{path} is a table: an experiment, a TOML file, names it as problem.dataset (docs/data.md)"
+        )
+    if kind not in (".toml", ".json") and not os.path.isfile(experiment):
         name = meant(experiment, names())
+        if name not in names() and os.path.isdir(experiment):
+            raise BadInput(
+                f"{path} is a folder: name a TOML file; or, to go on with a run, --resume --out FOLDER"
+            )
         if name not in names():
             raise BadInput(f"{unknown('experiment', experiment, names())}; or give the path of a TOML file")
         return tomllib.loads((SHIPPED / f"{name}.toml").read_text(encoding="utf-8")), None
@@ -57,7 +67,7 @@ def read_tables(experiment: str) -> tuple[dict[str, Any], Path | None]:
         if path.stat().st_size > LARGEST_FILE:
             raise BadInput(f"{path} has more than {LARGEST_FILE >> 20} MiB, which no experiment needs")
         text = path.read_text(encoding="utf-8")
-        tables = json.loads(text) if path.suffix == ".json" else _toml(text)
+        tables = json.loads(text) if kind == ".json" else _toml(text)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from None
     except BadInput:
@@ -165,10 +175,8 @@ def _assign(tables: dict[str, Any], assignment: str) -> tuple[str, Any]:
 
 def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
     """0-4 or 0,3,7-9 or a list."""
-    if not isinstance(seeds, str):
-        return list(seeds)
-    found: list[int] = []
-    for part in seeds.split(","):
+    found = [] if isinstance(seeds, str) else list(seeds)
+    for part in seeds.split(",") if isinstance(seeds, str) else ():
         match = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part)
         if not match:
             raise BadInput(f"seeds must look like 0-4 or 0,3,7-9, got '{seeds}'")
@@ -176,6 +184,8 @@ def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
         if last < first or last - first >= 100_000:
             raise BadInput(f"seeds must go up, and be at most 100000, got '{part.strip()}'")
         found += range(first, last + 1)
+    if twice := [seed for seed, times in Counter(found).items() if times > 1]:
+        raise BadInput(f"seeds: seed {twice[0]} is given twice")
     return found
 
 

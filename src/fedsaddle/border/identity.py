@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -107,6 +108,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def in_json(found: dict[str, Any]) -> dict[str, Any]:
-    """As JSON has it: lists for tuples."""
-    plain: dict[str, Any] = json.loads(json.dumps(found, allow_nan=False))
+    """As JSON has it: lists for tuples, Python's numbers for NumPy's."""
+    plain: dict[str, Any] = json.loads(json.dumps(found, allow_nan=False, default=operator.index))
     return plain

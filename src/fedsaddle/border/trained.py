@@ -66,6 +66,21 @@ def which_model(
     return Choice(folder, name, seeds, best)
 
 
+def which_generator(
+    run: str | Path, algorithm: str | None = None, seed: int | None = None, best: bool = False
+) -> Choice:
+    """The same of a GAN; of any other run there is no need to say which model is meant."""
+    try:
+        about = json.loads((Path(run) / "models" / "model.json").read_bytes())
+        parts = about["blueprint"]["parts"].values()
+        lacking = not any(part.get("noise") for part in parts)
+    except (OSError, ValueError, RecursionError, KeyError, AttributeError, TypeError):
+        lacking = False  # which whoever reads it will say
+    if lacking:
+        raise BadInput(f"{run} holds no generator: only a GAN makes pictures")
+    return which_model(run, algorithm, seed, best)
+
+
 def _told(seeds: list[int]) -> str:
     return ", ".join(map(str, seeds[:20])) + (f" and {len(seeds) - 20} more" if len(seeds) > 20 else "")
 

@@ -8,7 +8,7 @@ source and its fields; such a folder says so under `python`, and only Python can
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from fedsaddle.engine.executors.loop import Loop
 from fedsaddle.engine.executors.ray import Ray
 from fedsaddle.engine.executors.vectorised import Vectorised
 from fedsaddle.engine.study import Executor, Study
-from fedsaddle.errors import BadInput, shown, unknown
+from fedsaddle.errors import BadInput, as_whole, shown, unknown
 from fedsaddle.problem import Problem
 from fedsaddle.runs import Plan
 from fedsaddle.simulate import check_rows_are_here, make_study, notes_of
@@ -46,6 +46,17 @@ class How(NamedTuple):
     tf32: bool = False
     deterministic: bool = False
     history: bool = False
+
+
+def said(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What was said of the options of a call, with whole numbers of NumPy's as Python's own."""
+    counts = ("rounds", "evaluate_every", "batch", "threads", "budget", "halving", "draw_seed")
+    given = {key: value for key, value in options.items() if value is not None}
+    given |= {key: as_whole(given[key]) for key in counts if key in given}
+    seeds = given.get("seeds")
+    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
+        given["seeds"] = [as_whole(seed) for seed in seeds]
+    return given
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,9 @@ def report(
         )
     for run in runs:
         if not os.path.exists(run / "experiment.json"):
-            raise BadInput(f"{run} is not a run folder: it has no experiment.json")
+            inside = ", ".join(str(found.parent) for found in sorted(run.glob("*/experiment.json")))
+            told = f"; it holds the runs {inside}" if inside else ""
+            raise BadInput(f"{run} is not a run folder: it has no experiment.json{told}")
 
     from fedsaddle.report import read_runs, write_report
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from fedsaddle.border.trained import ALL, check_format, which_model
+from fedsaddle.border.trained import ALL, check_format, which_generator, which_model
 from fedsaddle.cli.options import Code, DeviceOption, Only, Set
 from fedsaddle.errors import BadInput, check_count, check_seed
 
@@ -21,6 +21,8 @@ SeedOption = Annotated[int | None, typer.Option(help="Of which seed, if there ar
 BestOption = Annotated[
     bool, typer.Option("--best", help="That of the best evaluation on validation rows, not the last.")
 ]
+_WRITTEN = {".csv": "scores", ".png": "pictures"}
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
 
 
 def predict(
@@ -31,12 +33,13 @@ def predict(
     seed: Annotated[str | None, typer.Option(help="Of which seed; all: the mean over all.")] = None,
     best: BestOption = False,
     code: Code = None,
+    force: Force = False,
 ) -> None:
     """Score new rows with a trained model, scaled as the rows that it has learnt from."""
     which_model(run, algorithm, seed if seed is None or seed.lower() != ALL else ALL, best)
     if not os.path.isfile(data):
         raise BadInput(f"cannot read the table {data}: there is no such file")
-    _check_place(file)
+    _check_place(file, force, ".csv", data)
 
     from fedsaddle.app import models
 
@@ -62,11 +65,12 @@ def export(
     best: BestOption = False,
     role: Annotated[str | None, typer.Option(help="Which network, such as discriminator.")] = None,
     code: Code = None,
+    force: Force = False,
 ) -> None:
     """Write a trained model for use without FedSaddle: torch.export, ONNX or safetensors."""
     check_format(to)
     which_model(run, algorithm, seed, best)
-    _check_place(to)
+    _check_place(to, force, option="--to")
 
     from fedsaddle.app import models
 
@@ -82,14 +86,13 @@ def sample(
     seed: SeedOption = None,
     best: BestOption = False,
     seed_noise: Annotated[int, typer.Option(help="What the noise is drawn from.")] = 0,
+    force: Force = False,
 ) -> None:
     """Let a GAN's generator make pictures."""
     check_count("--count", count, most=10_000)
     check_seed("--seed-noise", seed_noise)
-    if file.suffix.lower() != ".png":
-        raise BadInput(f"--out {file}: pictures are written as .png")
-    which_model(run, algorithm, seed, best)
-    _check_place(file)
+    which_generator(run, algorithm, seed, best)
+    _check_place(file, force, ".png")
 
     from fedsaddle.app import models
 
@@ -104,11 +107,12 @@ def rescore(
     file: Annotated[Path | None, typer.Option("--out", help="A CSV file with all metrics.")] = None,
     device: DeviceOption = None,
     code: Code = None,
+    force: Force = False,
 ) -> None:
     """Judge again what a run has trained, such as with --set problem.judge_epochs=60; nothing is trained."""
     if not os.path.isfile(run / "checkpoint.json"):
         raise BadInput(f"{run} is not the folder of a run: it has no checkpoint.json")
-    _check_place(file)
+    _check_place(file, force, ".csv")
 
     from fedsaddle.app.rescore import rescore as judge_again
 
@@ -131,12 +135,25 @@ def rescore(
         print(f"scores   {file}")
 
 
-def _check_place(file: Path | None) -> None:
-    """Refuse where nothing can be written, before anything is computed."""
-    if file is not None and os.path.isdir(file):
+def _check_place(
+    file: Path | None, force: bool, suffix: str = "", rows: Path | None = None, option: str = "--out"
+) -> None:
+    """Refuse where nothing can be written, or something would be lost, before anything is computed."""
+    if file is None:
+        return
+    if os.path.isdir(file):
         raise BadInput(f"{file} is a folder: name a file in it")
-    if file is not None and not os.path.isdir(file.parent):
+    if suffix and file.suffix.lower() != suffix:
+        raise BadInput(f"{option} {file}: {_WRITTEN[suffix]} are written as {suffix}")
+    if not os.path.isdir(file.parent):
         raise BadInput(f"cannot write {file}: there is no folder {file.parent}")
+    if rows is not None and os.path.exists(file) and os.path.samefile(file, rows):
+        raise BadInput(f"{file} is the table of the rows that are scored: choose another {option}")
+    for folder in Path(os.path.realpath(file)).parents:
+        if any(os.path.exists(folder / name) for name in ("experiment.json", "checkpoint.json")):
+            raise BadInput(f"{file} lies in {folder}, which is the folder of a run: choose another {option}")
+    if os.path.lexists(file) and not force:
+        raise BadInput(f"{file} is there already: choose another {option}, or write over it with --force")
 
 
 def _write(file: Path, data: bytes) -> None:

@@ -116,7 +116,7 @@ def clients(
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise BadInput(f"dtype must be torch.float32 or another kind of floats, got {dtype}")
-    check_seed("seed", seed)
+    seed = check_seed("seed", seed)
     shares = _shares({"test": (test, test_share), "validation": (validation, validation_share)})
     names = _names(columns)
     wanted = Partition(count, partition, by, alpha, seed)
@@ -174,7 +174,7 @@ def _check_away(away: int | None, test: Any, given: list[Any]) -> None:
 
 def _standing(count: int, tables: list[tuple[str, dict[str, Column]]]) -> Dealt:
     """For the rows of clients that are on devices, the first test rows, the same for each."""
-    check_count("away", count)
+    count = check_count("away", count)
     at, table = tables[0]
     some = min(STANDING, rows_in(next(iter(table.values()))))
     first: dict[str, Column] = {
@@ -266,6 +266,11 @@ def _split(parts: list[Tensor], shares: Shares, seed: int) -> tuple[Tensor, Tens
         upto = (share * sizes.cumsum(0)).round().to(torch.int64)
         much = torch.minimum(upto.diff(prepend=torch.zeros(1, dtype=torch.int64)), sizes - 1 - done)
         out = (rank >= done[owner]) & (rank < (done + much)[owner])
+        if not (sizes - done > 1).any():
+            raise BadInput(
+                f"{what}_share holds out none: every client has one row and keeps it; make fewer clients, or "
+                f"give {what}="
+            )
         if not out.any():
             raise BadInput(f"{what}_share = {share:g} of {len(order)} rows holds out none; raise it")
         drawn[what], done = order[out], done + much

@@ -122,6 +122,8 @@ def _of_array(values: Array, at: str, floats: torch.dtype) -> Tensor | Words:
 def _unboxed(values: Array, at: str) -> Array:
     """Python objects as numbers or words."""
     flat = values.ravel().tolist()
+    if not flat:
+        return numpy.zeros(values.shape)
     if values.ndim == 1 and flat and all(isinstance(value, numpy.ndarray | list | tuple) for value in flat):
         return _array(flat, at)  # a list in each cell
     for place, value in enumerate(flat):

@@ -61,6 +61,8 @@ def deal(
         return _by_name(source, client, columns, floats)
     at = str(source) if isinstance(source, str | os.PathLike) else "the table"
     table = table_of(source, at, columns, floats)
+    if not rows_in(next(iter(table.values()))):
+        raise BadInput(f"{at} has no rows")
     return _by_partition(at, table, partition) if indices is None else _by_indices(at, table, indices)
 
 
@@ -151,8 +153,10 @@ def _by_indices(at: str, table: dict[str, Column], indices: Any) -> Dealt:
 
 def _by_partition(at: str, table: dict[str, Column], wanted: Partition) -> Dealt:
     """One table, divided among some clients."""
-    check_count("count", wanted.count)
-    count, how = int(wanted.count or 0), "iid" if wanted.how is None else wanted.how
+    count, how = check_count("count", wanted.count), "iid" if wanted.how is None else wanted.how
+    rows = rows_in(next(iter(table.values())))
+    if count > rows:
+        raise BadInput(f"count must be at most the number of rows ({rows}), got {count}")
     known = [name for name in PARTITIONS if name != "column"]  # which is what client= does
     if how not in known:
         raise unknown("partition", str(how), known)
@@ -160,7 +164,7 @@ def _by_partition(at: str, table: dict[str, Column], wanted: Partition) -> Dealt
         raise BadInput(f"alpha is of partition {' or '.join(SHAPED)}, not of {how}")
     if wanted.by is not None and how == "iid":
         raise BadInput("by has no effect: partition iid looks at no column")
-    labels = torch.zeros(rows_in(next(iter(table.values()))), dtype=torch.int64)
+    labels = torch.zeros(rows, dtype=torch.int64)
     if how != "iid":
         by = "label" if wanted.by is None else wanted.by
         if by not in table:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import warnings
 import zipfile
 from array import array
 from collections import Counter
@@ -20,11 +21,14 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from fedsaddle.errors import BadInput, check_memory, unknown
+from fedsaddle.errors import BadInput, Notice, check_memory, unknown
 
 Array = NDArray[Any]
 
 MISSING = ("", "na", "n/a", "nan", "null", "?")  # what stands for nothing, in small letters
+# A number with a comma, a currency or a percent.
+MARKED = re.compile(r"(?=.*[,$€£¥%])[+-]?[$€£¥]? ?[+-]?(\.[0-9]+|[0-9]+([.,][0-9]+)*\.?) ?[$€£¥%]?")
+MANY_WORDS = 20  # of a column, more than every second row has: perhaps dates or names
 MOST_WORDS = 100  # different words of a column of features: each becomes a feature
 LARGEST = 1e100  # whose square is still a float
 BRIGHTEST = 8.0  # of images in floats that begin at 0: beyond it they are levels of grey, not scaled
@@ -120,10 +124,10 @@ class Texts:
     def _check(self, word: str, where: str) -> None:
         if word.lower() in MISSING:
             raise BadInput(f"{where}: the value is missing; fill it in, or leave out the row or the column")
-        if self.feature and re.fullmatch(r"-?\d+(,\d+)+(\.\d*)?", word):
+        if self.feature and MARKED.fullmatch(word):
             raise BadInput(
                 f"{where}: '{word[:80]}' looks like a number with a decimal comma, or commas between "
-                "thousands; write it with a point alone"
+                "thousands, or a sign of currency or percent; write it with a point alone"
             )
         if self.feature and _is_number(word):
             raise BadInput(f"{where}: expected a word as in the lines before, got the number {word[:80]}")
@@ -179,6 +183,10 @@ def _csv(
     words = {name: column.all() for name, column in columns.items() if isinstance(column, Texts)}
     numbers = {name: column.all() for name, column in columns.items() if isinstance(column, Numbers)}
     labels, owners = words.pop(label, NONE), words.pop(client, None)
+    for name, one in words.items():
+        if like is None and MANY_WORDS <= len(one.words) > len(one.number) / 2:
+            told = f"column '{name[:80]}' has {len(one.words)} words in {len(one.number)} rows"
+            warnings.warn(f"{path}: {told}: each becomes a feature; leave it out?", Notice, stacklevel=2)
     return _rows(path, numbers, words, labels, owners, like), None
 
 
@@ -326,6 +334,8 @@ def _npz(
 
 def _features(at: str, features: Array) -> Array:
     """Numbers of a table in float64; images as bytes or float32, with their channels."""
+    if features.ndim and not len(features):
+        raise BadInput(f"{at}: there are no rows")
     if features.ndim not in (2, 3, 4) or not features.size:
         raise BadInput(
             f"{at}: expected (row, feature), (row, height, width) or (row, channel, height, width), got "

@@ -78,7 +78,8 @@ class Reader:
     def _read(self, path: str, labelled: bool) -> Rows:
         kind = Path(path).suffix.lower()
         if kind != self.kind:
-            raise BadInput(f"{path}: expected a {self.kind} file, as the rows to learn from were read from")
+            what = "with an array 'features'" if self.kind == ".npz" else "as the rows to learn from"
+            raise BadInput(f"{path}: expected a {self.kind} file {what}")
         # A CSV file is held to its columns, and arrays to the shape and type of a row.
         like = numpy.empty((0, *self.shape), dtype=self.dtype)
         rows, _ = READERS[kind](

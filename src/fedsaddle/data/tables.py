@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import warnings
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from fedsaddle.data.datasets import Dataset, Scaling
 from fedsaddle.data.partition import held_out
 from fedsaddle.data.readers import READERS, Array, Words
-from fedsaddle.errors import BadInput, check_memory
+from fedsaddle.errors import BadInput, Notice, check_memory
 
 MOST_CLASSES = 1000  # beyond these a label is a measurement
 WHOLE = re.compile(r"(-?(?:0|[1-9]\d{0,17}))(?:\.0*)?")  # 7 and 7.0, but not 007, which may be a name
@@ -57,6 +58,7 @@ def load_table(
 
     if len(train.labels.words) > MOST_CLASSES:
         raise BadInput(f"{path}: '{label}' has more than {MOST_CLASSES} values; a label names a class")
+    _notice_capitals(path, label, train.labels.words + (() if held is None else held.labels.words))
     owners = None if train.owners is None else numbered(train.owners)[1][0]
     if held is not None:
         classes, (labels, test_labels) = numbered(train.labels, held.labels)
@@ -110,6 +112,17 @@ def numbered(*columns: Words) -> tuple[tuple[str, ...], list[Tensor]]:
         torch.tensor([place[names.get(word, word)] for word in column.words])[torch.from_numpy(column.number)]
         for column in columns
     ]
+
+
+def _notice_capitals(path: str, label: str, classes: tuple[str, ...]) -> None:
+    """Say of classes that differ in capitals alone that they are two: 'yes' is learnt against 'Yes'."""
+    known: dict[str, str] = {}
+    for name in classes:
+        if (other := known.setdefault(name.lower(), name)) != name:
+            told = (
+                f"{path}: '{label}' has both '{other}' and '{name}', which are two classes; write one of them"
+            )
+            warnings.warn(told, Notice, stacklevel=3)
 
 
 def _scaling(train: Array) -> Scaling | None:

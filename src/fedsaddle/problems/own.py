@@ -60,7 +60,7 @@ class BatchRows(dict[str, Tensor]):
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over the rows of values (row, ...)."""
-        return self._xi.mean(values)
+        return self._xi.mean(_floats(values))
 
     def uniform(self, *shape: int, number: int = 0) -> Tensor:
         """Draws from [0, 1) for every row, (row, ...); others for another number."""
@@ -305,10 +305,9 @@ def check_values(name: str, both: tuple[Any, ...], rows: int) -> None:
     """Refuse what a loss gives, if it is neither one value a row nor one number."""
     fits = all(isinstance(one, Tensor) and one.is_floating_point() for one in both)
     if not fits or len(both) > 2 or any(one.shape not in ((), (rows,)) for one in both):
-        told = (f"a tensor of {tuple(one.shape)}" if isinstance(one, Tensor) else shown(one) for one in both)
         raise BadInput(
             f"{name}: the loss must give one value a row, ({rows},) for {rows} rows, or a scalar; or two "
-            f"of either, for a game; got {', '.join(told)}"
+            f"of either, for a game; got {', '.join(map(_kind, both))}"
         )
 
 
@@ -318,9 +317,22 @@ def shapes_of(xi: Batch) -> str:
     return f" on {len(xi.weight)} rows ({columns})"
 
 
+def _kind(one: Any) -> str:
+    """What a loss or a metric has given, without its values."""
+    if not isinstance(one, Tensor):
+        return shown(one)
+    return f"a tensor of {tuple(one.shape)} in {str(one.dtype).removeprefix('torch.')}"
+
+
 def first_of(found: Any) -> Any:
     """Of a game's two losses, what x descends."""
-    return found[0] if isinstance(found, tuple) else found
+    found = found[0] if isinstance(found, tuple) else found
+    return _floats(found) if isinstance(found, Tensor) else found
+
+
+def _floats(values: Tensor) -> Tensor:
+    """What is true or false, or whole, as floats, of which there is a mean."""
+    return values if values.is_floating_point() or values.is_complex() else values.double()
 
 
 def _number(name: str, found: Any, xi: Batch) -> Tensor:
@@ -330,7 +342,7 @@ def _number(name: str, found: Any, xi: Batch) -> Tensor:
         return (xi.mean(value) if value.dim() else value).to(xi.weight.device, torch.float64).reshape(())
     except (TypeError, ValueError, RuntimeError):
         raise BadInput(
-            f"metric '{name}' must give a number, or one for each row, got {shown(found)}"
+            f"metric '{name}' must give a number, or one for each row, got {_kind(found)}"
         ) from None
 
 

@@ -21,7 +21,7 @@ from fedsaddle.core import Pair
 from fedsaddle.data.clients import Clients
 from fedsaddle.data.reading import Reader
 from fedsaddle.errors import BadInput, Notice, shown
-from fedsaddle.metric import SUCH, Metric
+from fedsaddle.metric import NO_METRICS, SUCH, Metric
 from fedsaddle.mishaps import told_in_a_line
 from fedsaddle.problem import Batch
 from fedsaddle.problems.own import PADS, Loss, OwnTask, check_values, first_rows, shapes_of
@@ -61,6 +61,8 @@ def task(
     default = Metric("neither", rows="train" if data.away is None else "test")
     told = dict(metrics) if metrics else {"loss": default}
     for key, metric in told.items():
+        if key in NO_METRICS:
+            raise BadInput(f"metrics['{key}'] is named as a column of rounds.csv: name it otherwise")
         if not isinstance(metric, Metric) or not metric.valid:
             raise BadInput(f"metrics['{key}'] must be such as {SUCH[:-1]}, of=rule), got {shown(metric)}")
         if metrics and not callable(metric.of):
@@ -126,7 +128,10 @@ def _try_players(own: OwnTask, z: Pair, both: tuple[Tensor, ...]) -> None:
         moves = "descend" if player is own.x else "ascend"
         told = f"{own.name}: {player.called} has nothing to {moves}: the loss does not depend on it"
         if player is own.x:
-            raise BadInput(f"{told} (is there a .detach(), argmax or comparison on the way?)")
+            raise BadInput(
+                f"{told} (is there a .detach(), argmax or comparison on the way, or does it call the module "
+                "itself instead of x?)"
+            )
         warnings.warn(f"{told}, so this is plain training and no game", Notice, stacklevel=4)
 
 
