@@ -103,6 +103,22 @@ def test_an_outcome_goes_from_one_process_to_another(tmp_path):
     assert again.executor.recorder(again) is not here.made.study.executor.recorder(here.made.study)
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [fs.Robust(dataset="digits", clients=20, hidden=4), fs.DeepGMM(), fs.Fair(dataset="digits", clients=20)],
+    ids=lambda problem: type(problem).__name__,
+)
+def test_a_problem_that_has_built_its_networks_can_be_pickled(problem):
+    start = problem.init(0)
+    again = pickle.loads(pickle.dumps(problem))
+    assert all(map(torch.equal, again.init(0), start))
+
+
+def test_seeds_of_numpy_become_numbers():
+    outcome = fs.simulate(fs.Quadratic(clients=10), fs.CDMANC(0.1, 0.1), rounds=1, seeds=numpy.arange(2))
+    assert [type(row.seed) for row in outcome.rows] == [int] * len(outcome.rows)
+
+
 def test_an_outcome_gives_the_trained_network(outcome):
     assert isinstance(outcome.problem, Modelled)
     net = outcome.model(seed=3)

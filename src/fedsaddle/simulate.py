@@ -161,9 +161,7 @@ def _checked_seeds(seeds: Iterable[int]) -> list[int]:
     if isinstance(seeds, int | str) or not isinstance(seeds, Iterable):
         count = seeds if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds > 0 else 5
         raise BadInput(f"seeds must be a list of whole numbers, such as range({count}), got {shown(seeds)}")
-    found = list(seeds)
-    for seed in found:
-        check_seed("seed", seed)
+    found = [check_seed("seed", seed) for seed in seeds]
     twice = [seed for seed, times in Counter(found).items() if times > 1]
     if twice:
         raise BadInput(f"seed {twice[0]} is given twice")

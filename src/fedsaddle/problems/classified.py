@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
+from functools import cached_property, partial
 
 from torch import nn
 
@@ -41,7 +41,7 @@ class Classified(OnDevices):
 
     @cached_property
     def model(self) -> Network:
-        return Network(lambda: networks.mlp(self.features, self.classes, self.hidden))
+        return Network(partial(networks.mlp, self.features, self.classes, self.hidden))
 
     @cached_property
     def blueprint(self) -> Blueprint:

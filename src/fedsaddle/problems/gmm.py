@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated
 
 import torch
@@ -125,11 +125,11 @@ class DeepGMM(Measured):
 
     @cached_property
     def g(self) -> Network:
-        return Network(lambda: networks.mlp(1, 1, self.hidden))
+        return Network(partial(networks.mlp, 1, 1, self.hidden))
 
     @cached_property
     def f(self) -> Network:
-        return Network(lambda: networks.mlp(2, 1, self.hidden))
+        return Network(partial(networks.mlp, 2, 1, self.hidden))
 
     def init(self, seed: int) -> Pair:
         """PyTorch's initialisation of both networks."""

@@ -12,8 +12,9 @@ The robust loss is max_y f(x, y) over given rows, found by gradient ascent: see 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -117,7 +118,7 @@ class Robust(Classified, Measured):
     @cached_property
     def _beyond(self) -> Network:
         """The network behind its first layer."""
-        return Network(lambda: nn.Sequential(*self.model.build()[2:]))  # type: ignore[index]
+        return Network(partial(_behind_the_first, self.model.build))
 
     def starts(self, y: Tensor) -> Tensor:
         """Where the ascent begins: at y, at zero, and as far as y (at least 1) in random directions."""
@@ -270,3 +271,8 @@ class Robust(Classified, Measured):
             "loss": torch.cat(harm).mean() - self.penalty / 2 * z.y.square().sum(),
         }
         return self.seen(found)
+
+
+def _behind_the_first(build: Callable[[], nn.Module]) -> nn.Module:
+    """A network of layers one after another, without the first and what follows it at once."""
+    return nn.Sequential(*build()[2:])  # type: ignore[index]
