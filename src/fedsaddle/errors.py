@@ -6,8 +6,10 @@ import dataclasses
 import errno
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 LONGEST = 600  # characters of a message; what was given may be of any length
@@ -47,6 +49,17 @@ def unknown(what: str, given: str, known: Iterable[str]) -> BadInput:
     near = get_close_matches(given.lower(), small, n=1)
     hint = f"did you mean '{small[near[0]]}'? " if near else ""
     return BadInput(f"unknown {what} '{given[:80]}'; {hint}known: {', '.join(known)}")
+
+
+def another_experiment(
+    folder: Path, change: str, kind: str, has_code: bool = False, in_python: bool = False
+) -> BadInput:
+    """A folder holds another experiment than is to go on there; of a `kind`, the folder alone goes on."""
+    needs = "options but --code" if has_code else "options"
+    alone = f"fedsaddle {kind} --resume --out {shlex.quote(str(folder))}, which needs no other {needs}"
+    how = "the same values" if in_python else alone if kind else f"the same {needs}"
+    told = f"{folder} was made by another experiment ({change})"
+    return BadInput(f"{told}: resume it with {how}, or choose another --out")
 
 
 def is_machines(error: OSError) -> bool:

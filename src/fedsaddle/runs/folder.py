@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import re
-import shlex
 import shutil
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,7 @@ from safetensors.torch import save
 
 from fedsaddle.engine.course import Stop
 from fedsaddle.engine.study import Study, points
-from fedsaddle.errors import BadInput, is_machines
+from fedsaddle.errors import BadInput, another_experiment, is_machines
 from fedsaddle.history import line
 from fedsaddle.metric import declared
 from fedsaddle.problem import Pictured
@@ -142,14 +141,8 @@ class RunFolder:
         grows = grows and self._may_grow and now["rounds"] > was["rounds"]
         if not grows and (was != now or order[0] != order[1]):
             change = _first_difference(was | {"order": order[0]}, now | {"order": order[1]})
-            alone = f"{'sweep' if self.plan.by else 'run'} --resume --out {shlex.quote(str(self.path))}"
-            how = f"fedsaddle {alone}, which needs no other options" if self._may_grow else "the same options"
-            how = how.replace("options", "options but --code") if "code" in was else how
-            how = "the same values" if "python" in now else how
-            raise BadInput(
-                f"{self.path} was made by another experiment ({change}): resume it with {how}, or choose "
-                "another --out"
-            )
+            kind = ("sweep" if self.plan.by else "run") if self._may_grow else ""
+            raise another_experiment(self.path, change, kind, "code" in was, "python" in now)
         if grows and self.plan.prunes:
             raise BadInput(
                 f"{self.path} has given up settings on the way to {was['rounds']} rounds; on the way to "
