@@ -20,6 +20,10 @@ round one; the imports are not in it. seconds_to_speed: to the end of the last r
 as rounds do at the end. peak_memory_gb and memory_held_after_gb: of a GPU, what PyTorch has reserved,
 afterwards without what it could give back; of a CPU, the process's resident memory.
 
+What is measured goes into the table in benchmarks/results as it comes, in place of the same experiments'
+rows; the others' stay, and each row says its commit. Only when all experiments have arrived is the table
+theirs alone. Other rounds or seeds are for another place, `--out`.
+
 `--small` is part of the tests: less work in a round, a part of the rows, and GANs judged by a network that
 was never trained.
 """
@@ -70,6 +74,7 @@ from fedsaddle.engine.round import play
 from fedsaddle.engine.study import Study, begin, points
 from fedsaddle.environment import here
 from fedsaddle.errors import BadInput
+from fedsaddle.runs import write_atomically
 
 GB = 1e9
 SPARE = {"cpu": 0.25, "cuda": 0.1}  # gigabytes that may stay behind after an algorithm, beside 5 %
@@ -714,6 +719,51 @@ def side_by_side(
         time.sleep(0.05)
 
 
+RESULTS = Path("benchmarks/results")
+OF_EACH = ("skipped", "failures", "seconds_of_journeys")  # what is told of each experiment
+
+
+class Results:
+    """The table and what was run, in a folder, with what is there of other experiments."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self.table, self.page = folder / f"journeys-{device}.csv", folder / f"journeys-{device}.json"
+        self.rows: dict[str, list[list[Any]]] = {}
+        self.was: dict[str, Any] = json.loads(self.page.read_text()) if self.page.exists() else {}
+        if self.table.exists():
+            with self.table.open(newline="") as file:
+                for row in list(csv.reader(file))[1:]:
+                    self.rows.setdefault(row[0], []).append(row)
+
+    def keep(self, trips: list[Trip], about: dict[str, Any], everything: bool) -> None:
+        """Write what was measured so far; of one that failed only where there is nothing better."""
+        own = {trip.experiment: [list(line) for line in trip.lines] for trip in trips}
+        failed = {trip.experiment for trip in trips if trip.failures}
+        rows, page = own, about
+        if not everything:
+            better = {name: own[name] for name in own if own[name] and not {name} & failed & {*self.rows}}
+            rows = self.rows | better
+            page = self._beside(about, [trip.experiment for trip in trips])
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(Line._fields)
+        table.writerows(row for several in rows.values() for row in several)
+        write_atomically(self.table, text.getvalue().encode())
+        write_atomically(self.page, f"{json.dumps(page, indent=1)}\n".encode())
+
+    def _beside(self, about: dict[str, Any], names: list[str]) -> dict[str, Any]:
+        """What was run before, and this; of each experiment, what was found last."""
+        if not self.was:
+            return about
+        of_each = {
+            key: {name: told for name, told in dict(self.was.get(key) or {}).items() if name not in names}
+            | about[key]
+            for key in OF_EACH
+        }
+        later = {key: value for key, value in about.items() if key not in OF_EACH} | {"experiments": names}
+        return self.was | of_each | {"later": [*self.was.get("later", []), later]}
+
+
 def show(lines: list[Line]) -> None:
     print(
         f"\n{'experiment':18}{'algorithm':21}{'first':>8}{'to speed':>9}{'s/round':>10}{'s/eval':>9}", end=""
@@ -739,7 +789,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, help="experiments at a time; by default 1, or 6 on a GPU")
     parser.add_argument("--budget-seconds", type=float, default=math.inf, help="stop after so long")
     parser.add_argument("--commit", help="of a copy that git cannot tell it of")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument(
         "--keep", type=Path, help="a new folder for the runs, which are otherwise thrown away"
     )
@@ -748,6 +798,10 @@ def main() -> None:
     for name in names:
         if name not in files.shipped():
             parser.error(f"no such experiment: {name}; known: {', '.join(files.shipped())}")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: this PyTorch finds no GPU")
+    if (given.small or given.rounds or given.seeds) and given.out == RESULTS:
+        parser.error(f"{RESULTS} is for the usual rounds and seeds: give another place, with --out")
 
     torch.set_num_threads(1)  # a process with threads of its own cannot be forked safely
     began = time.monotonic()
@@ -762,6 +816,7 @@ def main() -> None:
     trips: list[Trip] = []
     place = given.keep or Path(tempfile.mkdtemp(prefix="journeys-"))
     given.out.mkdir(parents=True, exist_ok=True)
+    results = Results(given.out, given.device)
 
     def start(name: str) -> Apart:
         form = form_of(name, given.device, given.small, given.rounds, given.seeds)
@@ -785,12 +840,9 @@ def main() -> None:
             "failures": {trip.experiment: trip.failures for trip in trips if trip.failures},
             "seconds_of_journeys": {trip.experiment: trip.seconds for trip in trips if trip.seconds},
         }
+        arrived = {trip.experiment for trip in trips if not trip.skipped and not trip.failures}
         # After each, so that a run that is stopped leaves what it has.
-        with (given.out / f"journeys-{given.device}.csv").open("w", newline="") as file:
-            table = csv.writer(file, lineterminator="\n")
-            table.writerow(Line._fields)
-            table.writerows(lines)
-        (given.out / f"journeys-{given.device}.json").write_text(json.dumps(about, indent=1) + "\n")
+        results.keep(trips, about, everything=arrived == set(files.shipped()))
     show(lines)
     for name, failures in about["failures"].items():
         for failure in failures:

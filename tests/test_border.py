@@ -769,6 +769,8 @@ QUICK = [
             "fleet.model=dropuot",
             "fleet.colour=3",
             "problem.kapa=3",
+            "problem.kappa=high",
+            "problem.noise=-1",
             "problem.name=quadratik",
             "merge.rule=mode",
             "quorum.invit=3",
@@ -866,9 +868,19 @@ def test_the_fields_that_are_read_off_the_sources_are_those_of_the_classes():
         assert slips.keys_of("border/schema.py", model.__name__) == set(model.model_fields)
 
 
-def test_what_ships_has_no_slips():
-    for experiment in files.names():
-        slips.check_names(files.read_tables(experiment)[0])
+def test_an_interrupt_before_main_is_there_is_quiet(tmp_path):
+    script = """
+import os, runpy, signal, sys
+class Finder:
+    def find_spec(name, path, target=None):
+        if name == "fedsaddle.exits":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("fedsaddle", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 @pytest.mark.parametrize("module", ["typer", "torch", "fedsaddle.engine.round"])

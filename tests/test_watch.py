@@ -133,7 +133,7 @@ def test_it_ends_cleanly(tmp_path):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}, **pipes) as program:
         assert re.fullmatch(r"report   http://127\.0\.0\.1:\d+/\n", program.stdout.readline())
-        assert "waiting for a run in" in program.stdout.readline()
+        assert program.stderr.readline() == f"waiting for a run at {tmp_path / 'later'}\n"
         time.sleep(0.2)
         program.send_signal(signal.SIGINT)
         stdout, stderr = program.communicate(timeout=30)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # typing takes its time to import, in which Ctrl-C would not be quiet
 if TYPE_CHECKING:
     from fedsaddle.algorithms import (
         ALGORITHMS,
@@ -248,7 +248,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'fedsaddle' has no attribute '{name}'")
     value = getattr(import_module(_HOMES[name]), name)

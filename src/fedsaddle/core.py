@@ -17,6 +17,8 @@ from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, runtime_checka
 import torch
 from torch import Tensor
 
+from fedsaddle.ranges import Range as Range  # who says what a number may be finds it here
+
 Scalar = float | Tensor  # a float in an experiment file, a tensor when a lane of them is mapped over
 T = TypeVar("T")
 
@@ -154,28 +156,6 @@ class Client(Protocol):
 
 
 # --- hyperparameters and their ranges, which `ranges.check` reads ---------------------------------------
-
-
-@dataclass(frozen=True)
-class Range:
-    least: float | None = None  # allowed
-    above: float | None = None  # itself not allowed
-    most: float | None = None
-    below: float | None = None  # itself not allowed
-
-    def holds(self, value: float) -> bool:
-        return (
-            (self.least is None or value >= self.least)
-            and (self.above is None or value > self.above)
-            and (self.most is None or value <= self.most)
-            and (self.below is None or value < self.below)
-        )
-
-    def __str__(self) -> str:
-        if self.least is not None and self.most is not None:
-            return f"between {self.least:g} and {self.most:g}"
-        ends = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
-        return " and ".join(f"{words} {end:g}" for words, end in ends.items() if end is not None)
 
 
 STEP = "step size"  # what a warm-up multiplies, and what to lower where a run collapses

@@ -6,19 +6,43 @@
 
 `check` holds an instance against the types of its fields. Algorithms, problems, fleets, quorums, merges and
 the keys of an experiment are all checked so. What depends on two fields at once is said where they are.
+Nothing that takes time is imported here: a slip in an experiment is held against the same types (`border`).
 """
 
 from __future__ import annotations
 
 import sys
 import typing
+from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, get_args, get_origin
 
-from fedsaddle.core import Range
 from fedsaddle.errors import MOST, BadInput, as_whole, check_count, shown
+
+
+@dataclass(frozen=True)
+class Range:
+    least: float | None = None  # allowed
+    above: float | None = None  # itself not allowed
+    most: float | None = None
+    below: float | None = None  # itself not allowed
+
+    def holds(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        if self.least is not None and self.most is not None:
+            return f"between {self.least:g} and {self.most:g}"
+        ends = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        return " and ".join(f"{words} {end:g}" for words, end in ends.items() if end is not None)
+
 
 NotNegative = Annotated[float, Range(least=0)]
 Above0 = Annotated[float, Range(above=0)]
@@ -35,7 +59,7 @@ def check(one: object, at: str = "") -> None:
     held = vars(one)
     for name, hint in _hints(type(one)).items():  # type: ignore[arg-type]
         if name in held:
-            _check(at + name, held[name], hint)
+            check_value(at + name, held[name], hint)
             if isinstance(held[name], Integral):
                 object.__setattr__(one, name, as_whole(held[name]))
 
@@ -45,7 +69,8 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
-def _check(name: str, value: Any, hint: Any) -> None:
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Refuse a value that is out of the range of an annotated type."""
     origin, arms = get_origin(hint), get_args(hint)
     if origin is Annotated:
         _number(name, value, arms[0] is int, [note for note in arms[1:] if isinstance(note, Range)])
@@ -56,13 +81,13 @@ def _check(name: str, value: Any, hint: Any) -> None:
             return
         kinds = (type(value),) if isinstance(value, tuple | dict) else (None, Annotated)
         for arm in [arm for arm in arms if get_origin(arm) in kinds and arm is not NoneType][:1]:
-            _check(name, value, arm)
+            check_value(name, value, arm)
     elif origin is tuple and isinstance(value, tuple):
         for item in value:
-            _check(name, item, arms[0])
+            check_value(name, item, arms[0])
     elif origin is dict and isinstance(value, dict):
         for key, item in value.items():
-            _check(f"{name}.{key}", item, arms[1])
+            check_value(f"{name}.{key}", item, arms[1])
 
 
 def _number(name: str, value: Any, whole: bool, ranges: list[Range]) -> None:

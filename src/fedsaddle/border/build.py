@@ -13,7 +13,7 @@ import torch
 
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.border import plugged
-from fedsaddle.border.files import assign, parse_seeds, tables_of
+from fedsaddle.border.files import as_asked, parse_seeds, tables_of
 from fedsaddle.border.schema import (
     Beside,
     Experiment,
@@ -31,7 +31,7 @@ from fedsaddle.engine.executors.loop import Loop
 from fedsaddle.engine.executors.ray import Ray
 from fedsaddle.engine.executors.vectorised import Vectorised
 from fedsaddle.engine.study import Study
-from fedsaddle.errors import BadInput, check_count, meant, unknown
+from fedsaddle.errors import BadInput, meant, unknown
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import Fleet, Quorum, cohorts_given
 from fedsaddle.merges import Merge
@@ -56,9 +56,6 @@ class Wanted(TypedDict, total=False):
     address: str | None  # of a Ray cluster
     clients: int | None  # so many, and smaller quorums
     code: Sequence[str | Path]  # files that the experiment may run: somebody trusts them
-
-
-INSTEAD = ("rounds", "seeds", "engine", "device", "deterministic", "history")  # of keys of the experiment
 
 
 @dataclass(frozen=True)
@@ -137,34 +134,11 @@ def strata_in(sampling: Any) -> Strata | None:
     return found
 
 
-def _shrink(tables: dict[str, Any], clients: int) -> None:
-    """Change an experiment to one with so many clients, of which a quorum asks no more than there are."""
-    check_count("clients", clients)
-    tables["problem"] = {**_table(tables, "problem"), "clients": clients}
-    quorum = {"invite": 8, **_table(tables, "quorum")}
-    asking = [quorum, *(rule for rule in _table(tables, "algorithms").values() if isinstance(rule, dict))]
-    for table in asking:
-        for key in {"invite", "enough", "minimum", "collect"} & table.keys():
-            if isinstance(table[key], int):
-                table[key] = min(table[key], clients)
-    tables["quorum"] = quorum
-
-
-def _table(tables: dict[str, Any], key: str) -> dict[str, Any]:
-    found = tables.get(key, {})
-    return found if isinstance(found, dict) else {}
-
-
 def bench_of(experiment: str, wanted: Wanted) -> Bench:
     """A checked experiment, up to its algorithms."""
     tables = tables_of(experiment)
-    clients, address = wanted.get("clients"), wanted.get("address")
-    given = {key: wanted[key] for key in INSTEAD if wanted.get(key) is not None}  # type: ignore[literal-required]
-    tables |= given
-    options = given | ({} if clients is None else {"problem.clients": clients})
-    said = assign(tables, wanted.get("settings", ()), options)
-    if clients is not None:
-        _shrink(tables, clients)
+    address = wanted.get("address")
+    said = as_asked(tables, wanted)
     idle = plugged.plug(tables, wanted.get("code", ()), wanted.get("algorithms", ()))
     if "cohorts" in tables:
         tables["cohorts"] = cohorts_given(tables["cohorts"])

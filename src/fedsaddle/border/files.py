@@ -13,14 +13,14 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedsaddle.border import plugins
-from fedsaddle.errors import BadInput, meant, shown, unknown
+from fedsaddle.errors import BadInput, check_count, meant, shown, unknown
 
 PACKAGE = files("fedsaddle")
 SHIPPED = PACKAGE / "experiments"
@@ -137,6 +137,41 @@ def tables_of(experiment: str) -> dict[str, Any]:
 # --- options ---------------------------------------------------------------------------------------------
 
 
+INSTEAD = ("rounds", "seeds", "engine", "device", "deterministic", "history")  # of keys of the experiment
+ANY_CASE = ("engine", "device")  # as their options take it
+
+
+def as_asked(tables: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Change the tables of an experiment to what is wanted instead: what --set has set, by its keys."""
+    given = {key: wanted[key] for key in INSTEAD if wanted.get(key) is not None}
+    clients = wanted.get("clients")
+    tables |= given
+    options = given | ({} if clients is None else {"problem.clients": clients})
+    said = assign(tables, wanted.get("settings") or (), options)
+    if clients is not None:
+        _shrink(tables, clients)
+    return said
+
+
+def _shrink(tables: dict[str, Any], clients: int) -> None:
+    """Change an experiment to one with so many clients, of which a quorum asks no more than there are."""
+    check_count("clients", clients)
+    tables["problem"] = {**table_in(tables, "problem"), "clients": clients}
+    quorum = {"invite": 8, **table_in(tables, "quorum")}
+    asking = [quorum, *(rule for rule in table_in(tables, "algorithms").values() if isinstance(rule, dict))]
+    for table in asking:
+        for key in {"invite", "enough", "minimum", "collect"} & table.keys():
+            if isinstance(table[key], int):
+                table[key] = min(table[key], clients)
+    tables["quorum"] = quorum
+
+
+def table_in(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A table of an experiment; an empty one, where there is none."""
+    found = tables.get(key)
+    return found if isinstance(found, dict) else {}
+
+
 def assign(tables: dict[str, Any], assignments: Sequence[str], given: dict[str, Any]) -> dict[str, Any]:
     """Apply every `a.b=value` to the tables of an experiment: the keys with their values.
 
@@ -165,6 +200,10 @@ def _assign(tables: dict[str, Any], assignment: str) -> tuple[str, Any]:
     except RecursionError:
         raise BadInput(f"--set {key}: nested too deep") from None
     *path, last = (part.strip() for part in key.split("."))
+    if path[:1] == ["algorithms"] and len(path) > 1:  # in any case, as --algorithm takes it
+        path[1] = meant(path[1], table_in(tables, "algorithms"))
+    if not path and last in ANY_CASE and isinstance(value, str):
+        value = value.lower()
     for part in path:
         tables = tables.setdefault(part, {})
         if not isinstance(tables, dict):
@@ -304,6 +343,12 @@ def classes(file: str, registry: str) -> dict[str, str]:
         name: ast.unparse(value.args[0] if isinstance(value, ast.Call) else value)
         for name, value in _registry(file, registry)
     }
+
+
+def fixed(file: str, registry: str, name: str) -> dict[str, Any]:
+    """What a name of a registry says of its class's fields."""
+    value = dict(_registry(file, registry))[name]
+    return ast.literal_eval(value.args[2]) if isinstance(value, ast.Call) and len(value.args) > 2 else {}
 
 
 def _registry(file: str, registry: str) -> Iterator[tuple[str, ast.expr]]:

@@ -16,11 +16,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
 from fedsaddle.algorithms import ALGORITHMS
-from fedsaddle.border import own, plugged, slips
+from fedsaddle.border import own, plugged, slips, unfit
+from fedsaddle.border.fields import tuples
 from fedsaddle.checks import Checks
 from fedsaddle.core import Count, Range, Scalar
 from fedsaddle.engine.executors.ray import MOST_WORKERS
-from fedsaddle.errors import BadInput, check_count, shown, unknown
+from fedsaddle.errors import BadInput, check_count, unknown
 from fedsaddle.faults import Faults
 from fedsaddle.fleet import FLEETS, Cohorts, Quorum, cohorts_today
 from fedsaddle.merges import MERGES, Merge
@@ -100,8 +101,7 @@ def experiment_of(tables: Mapping[str, Any]) -> Experiment:
 def sweep_of(table: Mapping[str, Any]) -> Sweep:
     found = _valid(Sweep, table, "sweep")
     check(found, "sweep.")
-    if found.halving:
-        check_count("sweep.halving (0 keeps every setting to the end)", found.halving, least=2)
+    unfit.check_halving(found.halving)
     return found
 
 
@@ -115,17 +115,6 @@ def check_label(label: str) -> None:
 
 # --- types -----------------------------------------------------------------------------------------------
 
-# What would do, where a type alone does not say it well.
-WOULD_DO = {
-    "samples": "a whole number or [fewest, most]",
-    "seeds": "such as '0-4', or a list of whole numbers",
-    "sampling": "'uniform', 'size', a list of weights, or { strata = 'COLUMN' }",
-    "rate": "a number, a list with one for each client, or such as { label = [one for each stratum] }",
-    "slow": "a number, a list with one for each client, or such as { label = [one for each stratum] }",
-    "positive": "one of the labels",
-    "clip": "a number above 0, or a table with one for parameters, gradients or 'control variates'",
-    "norm": "a number above 0, or a table with one for parameters, gradients or 'control variates'",
-}
 Model = typing.TypeVar("Model", bound=BaseModel)
 
 
@@ -144,18 +133,12 @@ def _valid(
     if first["type"] == "extra_forbidden":
         if variants is not None:
             raise variants.no_such_key(key)
-        raise unknown(f"key in {where}" if where else "key", key, model.model_fields)
+        if not where:
+            raise slips.unknown_key(key, table, model.model_fields)
+        raise unknown(f"key in {where}", key, model.model_fields)
     if first["type"] == "missing":
         raise BadInput(f"{at} is missing")
-    should = WOULD_DO.get(key)
-    told = f"should be {should}" if should else first["msg"].replace("Input should", "should")
-    raise BadInput(f"{at}: {told}, got {shown(first['input'])[:200]}")
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in value.items()}
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+    raise unfit.no_such_value(at, key, first["msg"], first["input"])
 
 
 @cache
@@ -191,7 +174,7 @@ def _filled(
 ) -> dict[str, Any]:
     """A table of an experiment file, checked, with the defaults of the dataclass it is to become."""
     model = _model(cls)  # type: ignore[arg-type]
-    given = {**(defaults or {}), **{key: _tuples(value) for key, value in table.items()}}
+    given = {**(defaults or {}), **{key: tuples(value) for key, value in table.items()}}
     checked = _valid(model, given, where, variants)
     return {name: getattr(checked, name) for name in model.model_fields}
 

@@ -1,18 +1,16 @@
 """Slips in an experiment's names, answered before PyTorch is waited for.
 
 The schema is the dataclasses themselves, and importing those takes seconds. So what they and their fields are
-called is read off the sources. Types and ranges are not looked at here: `schema` sees everything again.
+called is read off the sources. Values are `unfit`'s affair; and `schema` sees everything again.
 """
 
 from __future__ import annotations
 
-import ast
-import sys
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from fedsaddle.border import files, plugins
+from fedsaddle.border.fields import fields_written
 from fedsaddle.errors import BadInput, meant, unknown
 
 # Tables one of whose keys says what else they may hold: which one, where its values are, and the usual one.
@@ -32,13 +30,10 @@ BESIDE_VARIANT = {"merge": ("merges.py", "Merge")}  # where keys are that do not
 
 
 def check_names(tables: Mapping[str, Any], only: Sequence[str] = ()) -> None:
-    """Refuse an experiment with a key or a name that is not known; of the algorithms, look at `only` some.
-
-    Once the registries have been imported there is no time to be saved, and they may have learnt names.
-    """
-    if "fedsaddle.problems" in sys.modules:
-        return
-    _known_in("key", tables, keys_of("border/schema.py", "Experiment"))
+    """Refuse an experiment with a key or a name that is not known; of the algorithms, look at `only` some."""
+    for key in tables:
+        if key not in (known := keys_of("border/schema.py", "Experiment")):
+            raise unknown_key(key, tables, known)
     for place, (file, part) in TABLES.items():
         _known_in(f"key in {place}", tables.get(place), keys_of(file, part))
     for place in VARIANTS:
@@ -53,7 +48,7 @@ def check_names(tables: Mapping[str, Any], only: Sequence[str] = ()) -> None:
             if name in classes:
                 hyper = keys_of(home, classes[name])
                 _known_in(f"key in algorithms.{label}", own, hyper, ("algorithm", "invite", *bounds))
-            elif not _of_ones_own("algorithms", name):
+            elif not of_ones_own("algorithms", name):
                 raise unknown("algorithm", name, classes)
 
 
@@ -61,7 +56,7 @@ def _look_at_variant(place: str, table: dict[str, Any]) -> None:
     key, file, registry, usual = VARIANTS[place]
     chosen, classes = table.get(key, usual), files.classes(file, registry)
     if not isinstance(chosen, str) or chosen not in classes:
-        if isinstance(chosen, str) and not _of_ones_own(f"{place}s", chosen):
+        if isinstance(chosen, str) and not of_ones_own(f"{place}s", chosen):
             raise unknown(place, chosen, classes)
         return
     beside = keys_of(*BESIDE_VARIANT[place]) if place in BESIDE_VARIANT else frozenset()
@@ -69,6 +64,16 @@ def _look_at_variant(place: str, table: dict[str, Any]) -> None:
     for own in table:
         if own != key and own not in known[chosen]:
             raise no_such_key(place, own, key, chosen, known)
+
+
+def unknown_key(key: str, tables: Mapping[str, Any], known: Collection[str]) -> BadInput:
+    """A key of an experiment that there is none of; an algorithm's name stands for its table."""
+    rules = tables.get("algorithms")
+    if isinstance(rules, dict) and (label := meant(key, rules)) in rules:
+        return BadInput(
+            f"unknown key '{key}'; did you mean 'algorithms.{label}'? known: {', '.join(sorted(known))}"
+        )
+    return unknown("key", key, known)
 
 
 def no_such_key(
@@ -90,34 +95,16 @@ def _known_in(what: str, table: object, known: Collection[str], beside: Sequence
             raise unknown(what, str(key), known)
 
 
-def _of_ones_own(group: str, name: str) -> bool:
+def of_ones_own(group: str, name: str) -> bool:
     """Whether a name is of code that is not shipped."""
     if plugins.reference_in(name) is not None:
         return True
     return any(point[:2] == (group, name) for point in plugins.entry_points(group))
 
 
-@cache
 def keys_of(file: str, name: str) -> frozenset[str]:
     """What a class of a file, or one that the file imports, is given when it is made."""
-    node, home = _class(file, name)
-    bases = [(base.id, _class(home, base.id)) for base in node.bases if isinstance(base, ast.Name)]
-    inherited = [keys_of(home, base) for base, (own, _) in bases if "dataclass" in _decorators(own)]
-    return frozenset(_given(node)).union(*inherited)
-
-
-def _class(file: str, name: str) -> tuple[ast.ClassDef, str]:
-    """Where a class is written that a file knows by this name; an empty one, if that is another package."""
-    for node in files.parsed(file):
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return node, file
-        if isinstance(node, ast.ImportFrom) and name in {one.name for one in node.names}:
-            package, *path = (node.module or "").split(".")
-            module = "/".join(path)
-            if package == "fedsaddle":
-                inside = (files.PACKAGE / f"{module}.py").is_file()
-                return _class(f"{module}.py" if inside else f"{module}/__init__.py", name)
-    return ast.ClassDef(name, [], [], [], []), file
+    return frozenset(fields_written(file, name))
 
 
 EVERYTHING = "all"
@@ -142,17 +129,3 @@ def check_has_grid(sweep: object) -> None:
     """Refuse a [sweep] that says nothing of what is tried."""
     if not isinstance(sweep, dict) or not (sweep.get("grid") or sweep.get("settings")):
         raise BadInput("the experiment has no grid; add a table such as [sweep.grid.cdma-one]")
-
-
-def _decorators(node: ast.ClassDef) -> str:
-    return " ".join(map(ast.unparse, node.decorator_list))
-
-
-def _given(node: ast.ClassDef) -> list[str]:
-    fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
-    return [
-        ast.unparse(one.target)
-        for one in fields
-        if not ast.unparse(one.annotation).startswith("ClassVar")
-        and not (isinstance(one.value, ast.Call) and "init=False" in ast.unparse(one.value))
-    ]

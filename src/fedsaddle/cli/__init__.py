@@ -33,7 +33,8 @@ from fedsaddle.exits import BAD_INPUT, INTERRUPTED
 def main() -> None:
     """Run the command line; what a person can put right ends in one line."""
     _mend_streams()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else somebody wants it otherwise
+    usual = (signal.default_int_handler, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) in usual:  # else somebody wants it otherwise
         signal.signal(signal.SIGINT, _leave)
 
     import click

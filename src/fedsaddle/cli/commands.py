@@ -84,7 +84,7 @@ def _simulate(
     command: str, experiment: str | None, chosen: Chosen, simulated: Simulation, **own: Any
 ) -> None:
     """Run or sweep, and show what it has come to."""
-    which = chosen.experiment(experiment, command)
+    which = chosen.experiment(experiment, command, **simulated.wanted, **own)
 
     from fedsaddle.app.run import run, sweep
     from fedsaddle.cli.tables import show_run, show_sweep
@@ -297,7 +297,7 @@ def serve(
 ) -> None:
     """Run an experiment on the devices that join."""
     files.parse_address(listen, "--listen")
-    which = chosen.experiment(experiment, "run")
+    which = chosen.experiment(experiment, "run", clients=clients)
 
     from fedsaddle.app import deploy
     from fedsaddle.cli.tables import show_run
@@ -316,7 +316,7 @@ def local(
 ) -> None:
     """Try a deployment on this machine: a server, devices, keys, everything."""
     check_count("--nodes", nodes)
-    which = chosen.experiment(experiment, "run")
+    which = chosen.experiment(experiment, "run", engine="loop", history=True, clients=nodes)
 
     from fedsaddle.app import deploy
     from fedsaddle.cli.tables import show_run

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsaddle.border import files, plugins, slips
+from fedsaddle.border import files, plugins, slips, unfit
 from fedsaddle.errors import BadInput, check_count, check_device, meant, unknown
 
 if TYPE_CHECKING:
@@ -153,13 +153,17 @@ class Chosen:
         options: Wanted = {"rounds": self.rounds, "seeds": self.seeds, "settings": self.set_ or []}
         return options | {"algorithms": self.names, "code": self.code or []}
 
-    def experiment(self, given: str | None, command: str) -> str:
-        """The experiment that is meant: the one that was given, or that of the folder to go on with."""
+    def experiment(self, given: str | None, command: str, **more: Any) -> str:
+        """The experiment that is meant: the one that was given, or that of the folder to go on with.
+
+        It is looked through for slips, with what is said instead of its keys: here, and by `more`.
+        """
+        more = self.wanted | {key: value for key, value in more.items() if value is not None}
         experiment = given if given is not None else self._resumed(command)
         tables, folder = files.read_tables(experiment)
         if folder is not None:
             plugins.see_from(folder, tables)
-        files.assign(tables, self.set_ or (), {})
+        files.as_asked(tables, more)
         known = tables.get("algorithms")
         swept = tables.get("sweep")
         if command == "sweep" and isinstance(swept, dict) and swept.get("settings"):
@@ -170,7 +174,12 @@ class Chosen:
             for name in self.names:
                 if meant(name, known) not in known:
                     raise unknown("algorithm in this experiment", name, known)
-        slips.check_names(tables, self.names)
+        if "fedsaddle.problems" not in sys.modules:  # else no time is to be saved, and names may be known
+            slips.check_names(tables, self.names)
+            said = {key: more[key] for key in ("by", "budget", "halving") if key in more}
+            if command == "sweep" and isinstance(swept, dict):
+                tables["sweep"] = swept | said
+            unfit.check_fit(tables, self.names, swept=command == "sweep")
         plugins.check_approved(tables, None, self.code or (), self.names)
         return experiment
 
@@ -185,7 +194,8 @@ class Chosen:
             raise BadInput(
                 f"{self.folder} holds no run to go on with: name the experiment, to begin one there"
             )
-        kind = "sweep" if "sweep" in files.read_tables(experiment)[0] else "run"
+        was = files.read_tables(experiment)[0]
+        kind = "sweep" if "sweep" in was else "run"
         if kind != command:
             place = shlex.quote(str(self.folder))
             raise BadInput(

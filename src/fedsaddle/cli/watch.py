@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -23,7 +24,7 @@ def watch(
     with live_report(run, port) as server:
         print(f"report   {server.url}", flush=True)
         if not os.path.exists(run / "experiment.json"):
-            print(f"waiting for a run in {run}", flush=True)
+            print(f"waiting for a run at {run}", file=sys.stderr, flush=True)
         signal.signal(signal.SIGTERM, _end)
         try:
             server.serve_forever(poll_interval=0.2)
