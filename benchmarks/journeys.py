@@ -800,7 +800,7 @@ def main() -> None:
             parser.error(f"no such experiment: {name}; known: {', '.join(files.shipped())}")
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: this PyTorch finds no GPU")
-    if (given.small or given.rounds or given.seeds) and given.out == RESULTS:
+    if (given.small or given.rounds or given.seeds) and given.out.resolve() == RESULTS.resolve():
         parser.error(f"{RESULTS} is for the usual rounds and seeds: give another place, with --out")
 
     torch.set_num_threads(1)  # a process with threads of its own cannot be forked safely

@@ -118,6 +118,7 @@ def test_a_history_says_how_often_an_answer_counts(tmp_path, monkeypatch):
     [
         ({"quorum": fs.Quorum(invite=4, replacement=True), "weights": [1.0] * 10}, "both say who is invited"),
         ({"quorum": fs.Quorum(invite=4, replacement=True), "strata": [0, 1] * 5}, "both say who is invited"),
+        ({"quorum": fs.Quorum(invite=4, replacement=True), "checks": fs.Checks(strikes=2)}, "leave one out"),
     ],
 )
 def test_one_way_to_draw(more, why):
@@ -125,7 +126,34 @@ def test_one_way_to_draw(more, why):
         fs.make_study(FEW, ALGORITHMS["cdma-nc"], **more)
 
 
-@pytest.mark.parametrize("other", [{"enough": 3}, {"partial_work": 5.0}, {"stratified": True}])
+def test_those_who_answered_are_asked_again_draw_by_draw():
+    """Sixteen are drawn to be asked for gradients; of those draws the first four walk."""
+    quorum, told = fs.Quorum(invite=4, collect=10, replacement=True), []
+    study = fs.make_study(
+        FEW, ALGORITHMS["cdma-one"], quorum=quorum, fleet=fs.Everybody(), cohorts="answered"
+    )
+    lanes = begin(study)
+    for round in range(6):
+        lanes, _ = play(study, lanes, round, told)
+    for first, second in zip(told[::2], told[1::2], strict=True):
+        seed, at = torch.tensor([first.seed]), first.round
+        drawn = invite(seed, at, 0, 10, 10, replacement=True)[0].tolist()[:4]
+        assert second.gathering.invited == list(dict.fromkeys(drawn))
+        assert second.gathering.times == {c: n for c, n in Counter(drawn).items() if n > 1}
+
+
+def test_who_is_drawn_twice_has_one_answer_under_the_papers_fleet():
+    told = []
+    study = fs.make_study(FEW, ALGORITHMS["cdma-nc"], seeds=range(40), quorum=AGAIN, fleet=fs.Paper())
+    play(study, begin(study), 0, told)
+    for one in told:
+        assert not set(one.gathering.used) & set(one.gathering.lost)
+        assert set(one.gathering.invited) == {*one.gathering.used, *one.gathering.lost}
+
+
+@pytest.mark.parametrize(
+    "other", [{"enough": 3}, {"minimum": 2}, {"partial_work": 5.0}, {"stratified": True}]
+)
 def test_all_that_are_drawn_are_waited_for(other):
     with pytest.raises(fs.BadInput, match="replacement waits for all"):
         fs.Quorum(invite=4, replacement=True, **other)

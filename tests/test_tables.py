@@ -525,12 +525,14 @@ def test_what_only_python_takes_for_a_number_is_refused(tmp_path, cell):
     ["1,5", "-1,234.50", "1,234,567", "$12.50", "-$1,200", "€ 3", "1.234,56 €", "$.99", "12%", "-0.5 %"],
 )
 def test_a_comma_or_a_sign_in_a_number_is_suspected(tmp_path, cell):
-    (tmp_path / "comma.csv").write_text(f'a,label\n"{cell}",0\n"2,5",1\n', encoding="utf-8")
-    with pytest.raises(BadInput, match=r"line 2: .* decimal comma, or commas between .* currency or percent"):
+    (tmp_path / "comma.csv").write_text(f'a,label\n"{cell}",0\n"{cell}",1\n', encoding="utf-8")
+    with pytest.raises(
+        BadInput, match=r"looks like a number with a (decimal comma|sign of currency or percent)"
+    ):
         fs.AUC(dataset=str(tmp_path / "comma.csv"), positive=1)
 
 
-@pytest.mark.parametrize("cell", ["1.2.3", "5-10%", "a,b", "2020-01-02", "$", "%", "12:30"])
+@pytest.mark.parametrize("cell", ["1.2.3", "5%", "5-10%", "a,b", "2020-01-02", "$", "%", "12:30"])
 def test_other_words_are_words(tmp_path, cell):
     assert columns_of(tmp_path, [cell, "x"] * 20) == {"a": (cell, "x")}
 

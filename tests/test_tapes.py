@@ -246,6 +246,40 @@ def test_what_a_problem_refers_to_is_seen_and_what_is_ours_is_not():
     assert not referred.Referred(fs.Quadratic(clients=3))._functions
 
 
+class Odd:
+    """What a person's objects may do when somebody looks at them."""
+
+    @property
+    def __dict__(self):
+        raise RuntimeError
+
+    @property
+    def __module__(self):
+        raise OSError
+
+
+class OddList(list):
+    def __len__(self):
+        raise OSError
+
+
+HUGE, ODD, COUNT = 3**20000, [Odd(), OddList([1])], [0]
+
+
+def test_what_cannot_be_looked_at_ends_no_run_and_what_counts_is_no_change():
+    def loss(x, y, batch):
+        return (HUGE, ODD, COUNT, TABLE) and times(x, y, batch)
+
+    look = referred.Referred(dataclasses.replace(own_task(), rule=loss))
+    assert not look.changed()
+    for number in range(20):
+        COUNT[0] += 1
+        assert look.changed() == (number < referred.MOST_CHANGES)
+    TABLE["factor"] = 5.0
+    assert look.changed()  # another value is followed all the same
+    TABLE["factor"] = 2.0
+
+
 def test_what_is_not_recorded_is_said_once(at_once):
     replays = tapes.Tapes()
     it = Work("it", lambda inputs: inputs[0] * (2 if inputs[0].sum() > 0 else 1))

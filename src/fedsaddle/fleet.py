@@ -81,8 +81,8 @@ class Quorum:
             )
         if self.collect is not None and self.collect < self.minimum:
             raise BadInput(f"collect must be at least minimum ({self.minimum}), got {self.collect}")
-        if self.replacement and (self.enough or self.partial_work or self.stratified):
-            raise BadInput("replacement waits for all: leave enough, partial_work and stratified out")
+        if self.replacement and (self.enough or self.minimum > 1 or self.partial_work or self.stratified):
+            raise BadInput("replacement waits for all: leave enough, minimum, partial_work, stratified out")
 
     @property
     def collecting(self) -> Quorum:
@@ -269,7 +269,7 @@ class Paper:
         p = self.least + (1 - self.least) * draws.uniform(draws.key(draws.FLEET, seeds, round), 1)
         enough = torch.ceil(p * clients.shape[-1])
         luck = draws.uniform(_key(seeds, round, phase, clients), 1).squeeze(-1)
-        rank = luck.argsort(dim=-1).argsort(dim=-1)
+        rank = luck.argsort(dim=-1, stable=True).argsort(dim=-1)
         return torch.where(rank < enough, 1.0, NEVER).to(torch.float64)
 
 

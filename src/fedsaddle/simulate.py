@@ -97,7 +97,7 @@ def make_study(
     cohorts = cohorts_given(cohorts)
     if cohorts not in typing.get_args(Cohorts):
         raise BadInput(f"cohorts must be 'independent', 'invited' or 'answered', got {shown(cohorts)}")
-    check_sampling(quorum, weights is not None, strata)
+    check_sampling(quorum, weights is not None, strata, checks is not None and checks.strikes is not None)
     fleet.check(clients)
     fleet = tied(fleet, problem)
 

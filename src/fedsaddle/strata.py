@@ -46,12 +46,16 @@ def strata_of(federation: Federation, said: Strata) -> Tensor:
     return _numbered(counts.argmax(1))
 
 
-def check_sampling(quorum: Quorum, weighted: bool, strata: Strata | None) -> None:
+def check_sampling(quorum: Quorum, weighted: bool, strata: Strata | None, bars: bool) -> None:
     """Refuse two ways to say who is invited, and a stratified quorum where there are no strata."""
     ways = {"weights": weighted, "strata": strata is not None, "quorum.replacement": quorum.replacement}
     said = [name for name, given in ways.items() if given]
     if len(said) > 1:
         raise BadInput(f"{said[0]} and {said[1]} both say who is invited: give one of them")
+    if quorum.replacement and bars:
+        raise BadInput(
+            "quorum.replacement draws from all clients, and checks.strikes bars some: leave one out"
+        )
     if quorum.stratified and strata is None:
         raise BadInput(
             "a stratified quorum needs strata: say sampling = { strata = ... } (in Python, strata=...)"

@@ -1,6 +1,6 @@
 """DRFA (Deng 2020): local steps of x, then one step of y at a random place of the walks.
 
-    update   K times: x <- x - eta G_i((x, y_t); xi).x; it sends its last x and its way up to step k + 1,
+    update   K times: x <- x - eta G_i((x, y_t); xi).x; it sends its last x and how it came to step k + 1,
              k ~ U{0, ..., K - 1} the same for all:          x_{t+1} = mean_i x_i,  snap = mean_i x_i^{k+1}
     weigh    another cohort sends g_i(snap, y_t).y:           y_{t+1} = P( y_t + K gamma mean_i g_i.y )
 
@@ -32,6 +32,7 @@ from fedsaddle.core import (
     only_x,
     only_y,
     step,
+    travelled,
     where,
 )
 
@@ -71,11 +72,14 @@ class DRFA:
             return Strolling(w, where(at.k == place, client.project(w), at.snap), at.k + 1)
 
         end = client.walk(move, Strolling(z, z, torch.zeros_like(place)))
-        # A way, not a point: what bounds or weighs updates then need not be told where it began.
-        return Reply({"z": only_x(end.z), "way": only_x(end.snap - z)})
+        # By the steps that it took: a gradient, so that what bounds updates need not be told where it began.
+        length = (place + 1) * self.eta
+        return Reply({"z": only_x(end.z), "d": only_x(travelled(z, end.snap, length, length))})
 
-    def average(self, server: Snapped, turn: Turn, z: Parameters, way: Gradients) -> Snapped:
-        return Snapped(Pair(z.x, server.z.y), Pair(server.z.x + way.x, server.z.y))
+    def average(self, server: Snapped, turn: Turn, z: Parameters, d: Gradients) -> Snapped:
+        length = (torch.floor(self.K * turn.chance) + 1) * self.eta
+        snap = step(server.z, Pair(d.x, torch.zeros_like(server.z.y)), length, 0.0)
+        return Snapped(Pair(z.x, server.z.y), snap)
 
     def send_snap(self, server: Snapped) -> Message:
         return {"z": server.snap}

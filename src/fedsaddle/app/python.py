@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import index
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +22,7 @@ from fedsaddle.app.outcomes import read_outcome
 from fedsaddle.app.results import Results, of_run, of_sweep
 from fedsaddle.app.run import Way, carry_out, place
 from fedsaddle.border.build import Wanted, load
+from fedsaddle.border.identity import of_numpy
 from fedsaddle.border.schema import Beside, algorithm_of
 from fedsaddle.border.sweeps import load_sweep
 from fedsaddle.border.values import How, Parts, executors, named, plan_of, said, sweep_plan
@@ -217,7 +217,7 @@ def _of_name(given: dict[str, Any], loaded: Callable[..., Plan], **own: Any) -> 
         "deterministic": given.get("deterministic"),
         "history": given.get("history"),
         "code": given.get("code", ()),
-        "settings": [f"{key}={json.dumps(value, default=index)}" for key, value in settings.items()],
+        "settings": [f"{key}={json.dumps(value, default=of_numpy)}" for key, value in settings.items()],
     }
     return loaded(str(given["experiment"]), **wanted, **own)
 

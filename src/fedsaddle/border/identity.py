@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -107,7 +106,14 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
+def of_numpy(value: Any) -> Any:
+    """A number of NumPy's, or an array, as JSON has it."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise BadInput(f"{shown(value)} cannot be a value of an experiment")
+
+
 def in_json(found: dict[str, Any]) -> dict[str, Any]:
     """As JSON has it: lists for tuples, Python's numbers for NumPy's."""
-    plain: dict[str, Any] = json.loads(json.dumps(found, allow_nan=False, default=operator.index))
-    return plain
+    again: dict[str, Any] = json.loads(json.dumps(found, allow_nan=False, default=of_numpy))
+    return again

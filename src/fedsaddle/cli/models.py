@@ -143,6 +143,8 @@ def _check_place(
         return
     if os.path.isdir(file):
         raise BadInput(f"{file} is a folder: name a file in it")
+    if os.path.exists(file) and not os.path.isfile(file):
+        return  # a pipe, or a terminal
     if suffix and file.suffix.lower() != suffix:
         raise BadInput(f"{option} {file}: {_WRITTEN[suffix]} are written as {suffix}")
     if not os.path.isdir(file.parent):
@@ -150,7 +152,7 @@ def _check_place(
     if rows is not None and os.path.exists(file) and os.path.samefile(file, rows):
         raise BadInput(f"{file} is the table of the rows that are scored: choose another {option}")
     for folder in Path(os.path.realpath(file)).parents:
-        if any(os.path.exists(folder / name) for name in ("experiment.json", "checkpoint.json")):
+        if os.path.exists(folder / "checkpoint.json"):
             raise BadInput(f"{file} lies in {folder}, which is the folder of a run: choose another {option}")
     if os.path.lexists(file) and not force:
         raise BadInput(f"{file} is there already: choose another {option}, or write over it with --force")

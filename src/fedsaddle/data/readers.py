@@ -26,8 +26,9 @@ from fedsaddle.errors import BadInput, Notice, check_memory, unknown
 Array = NDArray[Any]
 
 MISSING = ("", "na", "n/a", "nan", "null", "?")  # what stands for nothing, in small letters
-# A number with a comma, a currency or a percent.
-MARKED = re.compile(r"(?=.*[,$€£¥%])[+-]?[$€£¥]? ?[+-]?(\.[0-9]+|[0-9]+([.,][0-9]+)*\.?) ?[$€£¥%]?")
+COMMAED = re.compile(r"-?[0-9]+(,[0-9]+)+(\.[0-9]*)?")
+# A number with a currency or a percent; a category may look so too, such as 20% beside <20%.
+MARKED = re.compile(r"(?=.*[$€£¥%])[+-]?[$€£¥]? ?[+-]?(\.[0-9]+|[0-9]+([.,][0-9]+)*\.?) ?[$€£¥%]?")
 MANY_WORDS = 20  # of a column, more than every second row has: perhaps dates or names
 MOST_WORDS = 100  # different words of a column of features: each becomes a feature
 LARGEST = 1e100  # whose square is still a float
@@ -124,10 +125,10 @@ class Texts:
     def _check(self, word: str, where: str) -> None:
         if word.lower() in MISSING:
             raise BadInput(f"{where}: the value is missing; fill it in, or leave out the row or the column")
-        if self.feature and MARKED.fullmatch(word):
+        if self.feature and COMMAED.fullmatch(word):
             raise BadInput(
                 f"{where}: '{word[:80]}' looks like a number with a decimal comma, or commas between "
-                "thousands, or a sign of currency or percent; write it with a point alone"
+                "thousands; write it with a point alone"
             )
         if self.feature and _is_number(word):
             raise BadInput(f"{where}: expected a word as in the lines before, got the number {word[:80]}")
@@ -138,6 +139,11 @@ class Texts:
             )
 
     def all(self) -> Words:
+        if self.feature and self.words and all(MARKED.fullmatch(word) for word in self.words):
+            raise BadInput(
+                f"{self.at}: '{next(iter(self.words))[:80]}' looks like a number with a sign of currency or "
+                "percent; write the number alone"
+            )
         return Words(numpy.array(self.number), tuple(self.words))
 
 

@@ -87,16 +87,19 @@ def gather(
             why[lane][client] = reason
 
     def end_of(lane: int, row: tuple[list[int], list[float]]) -> Gathering:
-        waits = dict(zip(*row, strict=True))  # by client, in the order of the invitations
-        drawn = {client: times for client, times in Counter(row[0]).items() if times > 1}
+        drawn, waits = row[0], dict[int, float]()  # by client, in the order of the invitations
+        for client, wait in zip(*row, strict=True):
+            waits.setdefault(client, wait)
         if out and out[lane]:
             waits = {client: wait for client, wait in waits.items() if client not in out[lane]}
         if before is not None:
             used = set(before[lane].used)
-            asked = [client for client in waits if client in used][: study.quorums[number].invite]
-            waits = {client: waits[client] for client in asked}
+            drawn = [client for client in drawn if client in waits and client in used]
+            drawn = drawn[: study.quorums[number].invite]
+            waits = {client: waits[client] for client in drawn}
         end = settled(study, lane, round, number, waits, why[lane], twice[lane], cut[lane])
-        return end._replace(times={client: drawn[client] for client in end.used if client in drawn})
+        often = {client: times for client, times in Counter(drawn).items() if times > 1}
+        return end._replace(times={client: often[client] for client in end.used if client in often})
 
     # Lanes of one seed meet alike at one moment; who is refused or no longer invited is a lane's own.
     met: dict[Hashable, Gathering] = {}

@@ -23,8 +23,6 @@ def device_named(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and (not there or (device.index or 0) >= torch.cuda.device_count()):
         raise BadInput(f"device {name}: this PyTorch finds {torch.cuda.device_count()} GPUs; use device cpu")
-    if device.index is not None:  # graphs, streams and what is reserved are those of the current one
-        torch.cuda.set_device(device)
     return device
 
 

@@ -8,6 +8,7 @@ one graph is its first step with all that every step needs, one is any later ste
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -77,11 +78,15 @@ class Graphs:
     """
 
     def __init__(
-        self, limit: Callable[[], float] = lambda: float("inf"), referred: Referred | None = None
+        self,
+        limit: Callable[[], float] = lambda: float("inf"),
+        referred: Referred | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self._recordings: dict[Hashable, Recording | None] = {}  # None: computed plainly
         self._pool: Any = None
         self._limit = limit
+        self._device = device if device is not None and device.index is not None else None
         self._held = self._largest = 0  # bytes of all recordings, and of the one that has taken most
         self._dropped: set[Hashable] = set()  # shapes that were given back: once is enough
         self._proved: set[str] = set()  # walks that were compared with the computation
@@ -89,6 +94,11 @@ class Graphs:
 
     def __call__(self, shape: Hashable, work: Work, inputs: Any) -> Any:
         """work(inputs), by a replay. All it does with its inputs must follow from their `shape`."""
+        # Streams, pools and what is reserved are those of the current card.
+        with nullcontext() if self._device is None else torch.cuda.device(self._device):
+            return self._replayed(shape, work, inputs)
+
+    def _replayed(self, shape: Hashable, work: Work, inputs: Any) -> Any:
         if shape not in self._recordings:
             if not work.telling:
                 return work.whole(inputs)
@@ -107,7 +117,7 @@ class Graphs:
     def forget(self) -> None:
         """Give back the memory of all recordings."""
         self._recordings.clear()
-        self._pool, self._held = None, 0
+        self._pool, self._held, self._largest = None, 0, 0
 
     def close(self) -> None:
         """Give everything back; a use after this begins anew."""
@@ -118,7 +128,8 @@ class Graphs:
         if self._held + self._largest > self._limit() and shape not in self._dropped:
             self._dropped.update(self._recordings)
             self.forget()
-        give_back()  # or what others have left behind would hide what the recording takes
+            give_back()
+        torch.cuda.empty_cache()  # or what others have left behind would hide what the recording takes
         before = torch.cuda.memory_reserved()
         try:
             return self._captured(work, inputs)

@@ -11,7 +11,6 @@ from fedsaddle.errors import Notice
 
 RECHECK, RECHECK_LESS = 64, 2  # replays of a shape before one is compared again, and how much rarer each time
 LOOK = 8  # replays of any shape before what the problem refers to is looked at again
-MOST_CHANGES = 8  # that are followed: what changes all the time, such as a counter, is none
 
 
 class Replays(NamedTuple):
@@ -37,8 +36,7 @@ class Notices:
         That is so now and then, ever rarer, and when a value has changed that the problem refers to.
         """
         self._replays += 1
-        looks = self._replays % LOOK == 0 and self._changes < MOST_CHANGES
-        if looks and self._referred is not None and self._referred.changed():
+        if self._replays % LOOK == 0 and self._referred is not None and self._referred.changed():
             self._changes += 1
         done, then, changes = self._of.get(shape, Replays(0, RECHECK, 0))
         over, changed = done + 1 >= then, changes != self._changes

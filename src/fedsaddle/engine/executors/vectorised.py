@@ -85,7 +85,7 @@ class Vectorised(Executor):
             return None
         device, referred = study.device, Referred(study.problem)
         if device.type == "cuda":
-            return Graphs(lambda: self.limit(device), referred)
+            return Graphs(lambda: self.limit(device), referred, device)
         return Tapes(referred) if type(self) is Vectorised else None  # another may do what no tape can tell
 
     def release(self, study: Study) -> None:
