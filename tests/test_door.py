@@ -592,7 +592,8 @@ def test_what_changed_while_a_server_was_away_counts(fleet):
     other = fleet.start("changed", fleet.command(fleet.port, "--resume", "--set", "K=4"))
     assert other.wait(60) == 2
     (line,) = fleet.log("changed").splitlines()
-    assert f"error: {fleet.run} was made by another experiment (K was 3, is 4): resume it with" in line
+    change = "K was 3, is 4; algorithms.cdma-one.K was 3, is 4"
+    assert f"error: {fleet.run} was made by another experiment ({change}): resume it with" in line
     fleet.begin("--resume")
     refused = "does not let this device in: no registered key"
     wait_for(lambda: refused in fleet.log("client-1"), 60, [fleet.serve])

@@ -247,7 +247,7 @@ def _obeys(own: Gathering, rule: Rules, quorum: Quorum) -> None:
             raise _Broken(f"client {client} counts {str(times)[:30]} times")
         if not quorum.replacement:
             raise _Broken(f"client {client} counts {times} times, and replacement is not set")
-    if len(own.used) + sum(own.times.values()) - len(own.times) > quorum.wanted:
+    if own.times and len(own.used) + sum(own.times.values()) - len(own.times) > quorum.wanted:
         raise _Broken(f"its answers count more than {quorum.wanted} times together")
     if own.verdict is Verdict.ABANDON and own.used:
         raise _Broken("an abandoned phase uses nothing")

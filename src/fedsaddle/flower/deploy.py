@@ -84,9 +84,9 @@ def check_keys(server: Serving) -> dict[int, bytes]:
     keys.ending(server.keys)
     public = keys.node_keys(server.keys)
     for name, study in server.plan.studies.items():
-        for part, there in {"faults": study.faults, "quorum.replacement": study.quorum.replacement}.items():
+        for part, there in {"[faults]": study.faults, "quorum.replacement": study.quorum.replacement}.items():
             if there:
-                raise BadInput(f"{part} is for the simulator only: leave it out of what is deployed")
+                raise BadInput(f"{part} is for the simulator only: leave {part} out of what is deployed")
         if isinstance(study.algorithm, Remembers) and len(study.phases) > 1:
             raise BadInput(f"algorithms.{name}: clients that remember are deployed in one phase only")
         clients, wanted = len(study.problem.federation), max(one.wanted for one in study.quorums)
