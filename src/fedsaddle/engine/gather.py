@@ -87,9 +87,7 @@ def gather(
             why[lane][client] = reason
 
     def end_of(lane: int, row: tuple[list[int], list[float]]) -> Gathering:
-        drawn, waits = row[0], dict[int, float]()  # by client, in the order of the invitations
-        for client, wait in zip(*row, strict=True):
-            waits.setdefault(client, wait)
+        drawn, waits = row[0], dict(zip(*row, strict=True))  # by client, in the order of the invitations
         if out and out[lane]:
             waits = {client: wait for client, wait in waits.items() if client not in out[lane]}
         if before is not None:
@@ -98,8 +96,10 @@ def gather(
             drawn = drawn[: study.quorums[number].invite]
             waits = {client: waits[client] for client in drawn}
         end = settled(study, lane, round, number, waits, why[lane], twice[lane], cut[lane])
-        often = {client: times for client, times in Counter(drawn).items() if times > 1}
-        return end._replace(times={client: often[client] for client in end.used if client in often})
+        if not study.quorum.replacement:
+            return end
+        often = Counter(drawn)
+        return end._replace(times={client: often[client] for client in end.used if often[client] > 1})
 
     # Lanes of one seed meet alike at one moment; who is refused or no longer invited is a lane's own.
     met: dict[Hashable, Gathering] = {}

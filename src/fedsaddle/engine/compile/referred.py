@@ -18,6 +18,7 @@ from torch import Tensor
 
 UNCHANGING = ("fedsaddle", "torch", "numpy", "builtins")  # whose functions and objects do not change
 LITERALS = (bool, int, complex, str, bytes, NoneType)
+CALLED = (FunctionType, functools.partial, MethodType)  # what is followed further
 MOST_LOOKS = 256  # things that are looked at in one value
 MOST_CHANGES = 8  # of one value that are followed: what changes all the time, such as a counter, is none
 
@@ -79,11 +80,8 @@ def _functions_of(problem: Any) -> Iterator[FunctionType]:
             found.add(id(one))
             yield one
             waiting += [
-                own for _, own in _beside(one) if type(own) in BY_FILE and _module(own) == _module(one)
+                own for _, own in _beside(one) if type(own) in CALLED and _module(own) == _module(one)
             ]
-
-
-BY_FILE = (FunctionType, functools.partial, MethodType)
 
 
 def _beside(function: FunctionType) -> Iterator[tuple[Hashable, Any]]:
